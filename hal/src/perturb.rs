@@ -1,0 +1,1 @@
+//! The perturbation contract.

@@ -1,0 +1,1 @@
+//! Schedules, executor, estimators and training loop of zofo.

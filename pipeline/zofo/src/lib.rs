@@ -1,0 +1,1 @@
+//! Fine-tune LLaMA-family models with LoRA over mixed edge accelerators.
