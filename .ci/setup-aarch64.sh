@@ -92,6 +92,6 @@ ln -s "$sysroot/lib/rustlib/$host/bin/rust-lld" "$new/lib/rustlib/$host/bin/rust
 rm -rf "$dir"
 mkdir -p "$(dirname "$dir")"
 mv "$new" "$dir"
-rustup toolchain link "$toolchain" "$(readlink -f "$dir")" 2>/dev/null
+rustup toolchain link "$toolchain" "$(readlink -f "$dir")"
 works || fail "$dir was installed but does not work; run 'rustc +$toolchain -vV' to see why"
 echo "setup-aarch64: installed $(rustc "+$toolchain" --version) in $dir"
