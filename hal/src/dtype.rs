@@ -32,19 +32,8 @@ pub enum DType {
 
 impl DType {
     /// Every type, in declaration order.
-    pub const ALL: [DType; 11] = [
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::U32,
-        Self::Q8_0,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q4K,
-        Self::Q6K,
-    ];
+    pub const ALL: [DType; 11] =
+        [Self::F32, Self::F16, Self::Bf16, Self::U32, Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q4K, Self::Q6K];
 
     /// `(elements, bytes)` of the smallest unit that stands alone.
     pub const fn block(self) -> (usize, usize) {
@@ -64,7 +53,7 @@ impl DType {
     /// Bytes of `elements` contiguous elements, or `None` where they fill no whole number of blocks or overflow.
     pub const fn bytes(self, elements: usize) -> Option<usize> {
         let (n, b) = self.block();
-        if elements % n != 0 {
+        if !elements.is_multiple_of(n) {
             return None;
         }
         (elements / n).checked_mul(b)

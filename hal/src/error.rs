@@ -79,13 +79,7 @@ impl Error {
     /// An error of `kind`; `message` is lower case, without a full stop.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: message.into(),
-            op: None,
-            device: None,
-            native: None,
-        }))
+        Self(Box::new(Inner { kind, message: message.into(), op: None, device: None, native: None }))
     }
 
     /// [`ErrorKind::InvalidArgument`].
@@ -197,17 +191,10 @@ impl fmt::Display for Error {
         }
         f.write_str(&i.message)?;
         match &i.kind {
-            ErrorKind::OutOfMemory {
-                requested,
-                available: Some(a),
-            } => write!(f, " ({requested} bytes requested, {a} available)")?,
+            ErrorKind::OutOfMemory { requested, available: Some(a) } => write!(f, " ({requested} bytes requested, {a} available)")?,
             ErrorKind::OutOfMemory { requested, .. } => write!(f, " ({requested} bytes requested)")?,
-            ErrorKind::BackendUnavailable { searched, hint } => {
-                write!(f, " (searched {}; {hint})", searched.join(", "))?
-            }
-            ErrorKind::Execution { poisoned: true } => {
-                f.write_str(" (an earlier op of this queue failed; reset the queue)")?
-            }
+            ErrorKind::BackendUnavailable { searched, hint } => write!(f, " (searched {}; {hint})", searched.join(", "))?,
+            ErrorKind::Execution { poisoned: true } => f.write_str(" (an earlier op of this queue failed; reset the queue)")?,
             _ => {}
         }
         match &i.native {
