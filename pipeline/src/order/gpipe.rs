@@ -1,0 +1,23 @@
+//! GPipe: every stage forwards all micro-batches, then backpropagates them in the same order.
+
+use crate::ir::{Action, Credits, Schedule, Workload};
+
+pub(super) fn order(w: &Workload) -> Schedule {
+    let last = w.stages() - 1;
+    let stages = (0..w.stages())
+        .map(|s| {
+            let mut list = Vec::new();
+            for m in 0..w.micro_batches {
+                list.push(Action::Forward { m });
+                if s == last {
+                    list.push(Action::Loss { m });
+                }
+            }
+            list.extend((0..w.micro_batches).map(|m| Action::Backward { m }));
+            list.push(Action::Update);
+            list
+        })
+        .collect();
+    let m = w.micro_batches as usize;
+    Schedule { workload: w.clone(), stages, credits: Credits { hidden: m, copies: 1, delta: m, awaiting: m } }
+}
