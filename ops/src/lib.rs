@@ -1,1 +1,13 @@
 //! Validated ops, decompositions, LLaMA blocks with explicit forward and backward, LoRA, losses, optimisers.
+
+#![cfg_attr(not(feature = "std"), no_std)]
+#![warn(missing_docs)]
+
+extern crate alloc;
+
+mod convert;
+mod decompose;
+mod pool;
+mod run;
+
+pub use run::{RunStats, Runner, support};
