@@ -2,7 +2,7 @@
 //!
 //! - [`Reference`] runs each op at once, on the calling thread, in plain loops: operands are read as f64, sums are f64, each result is rounded
 //!   once. Ops that are defined as a sequence of f32 operations (scaled additions, perturbations, updates) run that sequence.
-//! - `Hostile` (feature `std`) runs the same kernels as late, as out of order between queues and as far from the caller as the contract
+//! - [`Hostile`] (feature `std`) runs the same kernels as late, as out of order between queues and as far from the caller as the contract
 //!   permits, and fails on demand. Code that works on it relies on nothing but the contract.
 //!
 //! Both are stricter than a device must be: a live count above the block, repeated indices where an op wants distinct ones, and a weight used
@@ -20,4 +20,9 @@ mod queue;
 mod storage;
 mod weight;
 
+#[cfg(feature = "std")]
+mod hostile;
+
 pub use device::{Reference, ReferenceDriver};
+#[cfg(feature = "std")]
+pub use hostile::{Fault, Hostile, HostileConfig};

@@ -63,8 +63,8 @@ pub(super) fn rms_norm(op: &RmsNorm<TensorArg>, mem: &dyn Memory) -> Result<()> 
         let r = 1.0 / libm::sqrt(dot(base, base) / d as f64 + f64::from(op.eps));
         // A value has no correction; a tangent has that of the changing norm.
         let correction = if op.copies.is_tangent(i / block) { r * r * r * dot(base, h.row(i)) / d as f64 } else { 0.0 };
-        for j in 0..d {
-            out.row_mut(i)[j] = gamma.row(0)[j] * (h.row(i)[j] * r - base[j] * correction);
+        for (j, base) in base.iter().enumerate() {
+            out.row_mut(i)[j] = gamma.row(0)[j] * (h.row(i)[j] * r - base * correction);
         }
     }
     store(mem, &op.out, &out, live)
