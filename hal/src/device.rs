@@ -191,6 +191,10 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `InvalidArgument` where the bytes do not match `spec`, `Unsupported` for the type, `OutOfMemory`.
     fn import_weight(&self, spec: &WeightSpec, data: WeightData<'_>) -> Result<WeightRef>;
+    /// Names how weights are laid out: devices of one memory space that give the same name can use each other's imported weights.
+    fn weight_layout(&self) -> &str {
+        &self.info().fingerprint
+    }
     /// Allocator counters.
     fn memory(&self) -> MemoryStats;
 }

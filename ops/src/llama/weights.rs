@@ -151,13 +151,13 @@ pub(super) fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
 #[derive(Clone, PartialEq)]
 struct Key {
     space: MemorySpace,
-    fingerprint: String,
+    layout: String,
     name: ParamName,
     dtype: DType,
 }
 
-/// Imported weights of one model, shared by all devices that have their memory and their fingerprint in common: virtual devices of one host
-/// hold one copy between them.
+/// Imported weights of one model, shared by all devices that have their memory and their [weight layout](zofo_hal::Device::weight_layout) in
+/// common: virtual devices of one host hold one copy between them.
 ///
 /// A device may lay a weight out differently for each use, so a weight that several slices use in different ways (a tied embedding: looked up
 /// in the first, multiplied in the last) is best announced by all of them before the first is loaded: [`super::SliceSpec::announce`].
@@ -179,10 +179,10 @@ impl Importer {
 
     /// Notes a use to come.
     pub fn announce(&mut self, device: &DeviceRef, name: ParamName, uses: Uses) {
-        let (space, fingerprint) = (device.space(), &device.info().fingerprint);
-        match self.announced.iter_mut().find(|a| a.0 == space && a.1 == *fingerprint && a.2 == name) {
+        let (space, layout) = (device.space(), device.weight_layout());
+        match self.announced.iter_mut().find(|a| a.0 == space && a.1 == layout && a.2 == name) {
             Some(a) => a.3 = union(a.3, uses),
-            None => self.announced.push((space, fingerprint.clone(), name, uses)),
+            None => self.announced.push((space, layout.into(), name, uses)),
         }
     }
 
@@ -201,7 +201,7 @@ impl Importer {
         uses: Uses,
         compute: DType,
     ) -> Result<WeightRef> {
-        let (space, fingerprint) = (device.space(), device.info().fingerprint.clone());
+        let (space, layout) = (device.space(), String::from(device.weight_layout()));
         let tensor = source.require(name)?;
         let dtype = match tensor.dtype {
             DType::F32 => compute,
@@ -209,9 +209,9 @@ impl Importer {
             _ if device.dtype_usage(compute).weight => compute,
             _ => DType::F32,
         };
-        let announced = self.announced.iter().find(|a| a.0 == space && a.1 == fingerprint && a.2 == name);
+        let announced = self.announced.iter().find(|a| a.0 == space && a.1 == layout && a.2 == name);
         let uses = announced.map_or(uses, |a| union(a.3, uses));
-        let key = Key { space, fingerprint, name, dtype };
+        let key = Key { space, layout, name, dtype };
         let found = self.weights.iter().find(|(k, w)| *k == key && union(w.spec().uses, uses) == w.spec().uses);
         if let Some((_, weight)) = found {
             return Ok(weight.clone());

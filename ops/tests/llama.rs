@@ -1,0 +1,20 @@
+//! Models over synthetic weights: gradients, tangents, and everything that must give the same bits.
+
+#[path = "llama/common.rs"]
+mod common;
+#[path = "llama/copies.rs"]
+mod copies;
+#[path = "llama/decode.rs"]
+mod decode;
+#[path = "llama/devices.rs"]
+mod devices;
+#[path = "llama/gradients.rs"]
+mod gradients;
+#[path = "llama/guided.rs"]
+mod guided;
+#[path = "llama/invariance.rs"]
+mod invariance;
+#[path = "llama/refusals.rs"]
+mod refusals;
+#[path = "llama/sharing.rs"]
+mod sharing;

@@ -1,0 +1,127 @@
+//! What must not change a bit: how sequences are packed, how much room a batch has, how layers are split.
+
+use zofo_hal::op::Copies;
+use zofo_ops::{
+    Runner,
+    batch::{Capacity, MicroBatch},
+    llama::{Importer, Input, SliceSpec, WeightSource},
+    lora::Targets,
+};
+
+use crate::common::*;
+
+#[test]
+fn a_sequence_does_not_see_its_neighbours() {
+    let source = tiny();
+    let config = source.config().clone();
+    let host = adapter(&config, &spec(2, Targets::ALL));
+    let mut rig = Rig::whole(reference(), &source, &host);
+    let all = sequences(&config, &[9, 1, 6]);
+    let together = rig.batch(&MicroBatch::pack(&config, &all).unwrap());
+    let h = rig.slice.forward(&mut rig.runner, &together, &rig.adapters, Input::Tokens).unwrap();
+    let losses = rig.slice.loss(&mut rig.runner, &together, &h, Copies::BASE, false).unwrap().losses;
+    let (h, losses) = (rig.rows(&h, &together), rig.runner.read_f32(&losses).unwrap());
+    let (mut row, mut label) = (0, 0);
+    for s in &all {
+        let alone = rig.batch(&MicroBatch::pack(&config, std::slice::from_ref(s)).unwrap());
+        let out = rig.slice.forward(&mut rig.runner, &alone, &rig.adapters, Input::Tokens).unwrap();
+        let alone_losses = rig.slice.loss(&mut rig.runner, &alone, &out, Copies::BASE, false).unwrap().losses;
+        let alone_losses = rig.runner.read_f32(&alone_losses).unwrap();
+        let out = rig.rows(&out, &alone);
+        assert_eq!(bits(&out), bits(&h[row * config.hidden..][..out.len()]));
+        assert_eq!(bits(&alone_losses[..alone.labels()]), bits(&losses[label..][..alone.labels()]));
+        (row, label) = (row + alone.rows(), label + alone.labels());
+    }
+    assert!(losses[label..].iter().all(|l| *l == 0.0), "padding has no loss");
+}
+
+#[test]
+fn room_to_spare_does_not_change_a_bit() {
+    let source = tiny();
+    let config = source.config().clone();
+    let host = adapter(&config, &spec(2, Targets::ALL));
+    let batch = packed(&config, &[7, 5]);
+    let run = |capacity: Capacity| {
+        let mut rig = Rig::whole(reference(), &source, &host);
+        let batch = rig.batch_of(&batch, capacity);
+        let loss = rig.forward_backward(&batch);
+        (loss.to_bits(), rig.grads())
+    };
+    let exact = run(Capacity::exact(&batch));
+    assert_eq!(exact, run(Capacity::of(&batch)));
+    assert_eq!(exact, run(Capacity { rows: 64, sequences: 9, labels: 40 }));
+}
+
+#[test]
+fn buffers_are_used_again_for_the_next_batch() {
+    let source = tiny();
+    let config = source.config().clone();
+    let host = adapter(&config, &spec(2, Targets::ALL));
+    let mut rig = Rig::whole(reference(), &source, &host);
+    let batches = [packed(&config, &[7, 5]), packed(&config, &[3]), packed(&config, &[9, 2, 4])];
+    let capacity = batches.iter().map(Capacity::of).reduce(Capacity::max).unwrap();
+    let mut device = zofo_ops::batch::DeviceBatch::new(&mut rig.runner, capacity).unwrap();
+    for batch in &batches {
+        device.upload(&mut rig.runner, batch, 1.0 / batch.labels() as f32).unwrap();
+        let again = rig.forward_backward(&device);
+        let grads = rig.grads();
+        let fresh = rig.batch(batch);
+        assert_eq!(again.to_bits(), rig.forward_backward(&fresh).to_bits());
+        assert_eq!(grads, rig.grads());
+    }
+}
+
+#[test]
+fn a_split_model_gives_the_bits_of_the_whole() {
+    let source = tiny();
+    let config = source.config().clone();
+    let host = adapter(&config, &spec(2, Targets::ALL));
+    let batch = packed(&config, &[7, 5]);
+    let mut whole = Rig::whole(reference(), &source, &host);
+    let whole_batch = whole.batch(&batch);
+    let loss = whole.forward_backward(&whole_batch);
+    let expected = whole.grads();
+
+    for cuts in [vec![0, 1, 2, 3, 4], vec![0, 2, 4], vec![0, 3, 4]] {
+        let device = whole.runner.device().clone();
+        let mut importer = Importer::new();
+        let mut parts: Vec<Rig> = cuts
+            .windows(2)
+            .map(|c| {
+                let spec = SliceSpec::new(&config, c[0]..c[1]).with_backward();
+                Rig::with(Runner::new(device.clone()).unwrap(), &mut importer, &source, &spec, &host)
+            })
+            .collect();
+        let batches: Vec<_> = parts.iter_mut().map(|p| p.batch(&batch)).collect();
+        let t = batches[0].block_rows();
+
+        let mut sent: Option<Vec<f32>> = None;
+        let mut saved = Vec::new();
+        let mut out = None;
+        for (i, (part, batch)) in parts.iter_mut().zip(&batches).enumerate() {
+            let input = sent.take().map(|h| part.runner.constant_f32(t, config.hidden, &h).unwrap());
+            let input = input.as_ref().map_or(Input::Tokens, Input::Hidden);
+            let (h, s) = part.slice.forward_saving(&mut part.runner, batch, &part.adapters, input, i > 0).unwrap();
+            saved.push(s);
+            sent = Some(part.runner.read_f32(&h).unwrap());
+            out = Some(h);
+        }
+        let last = parts.last_mut().unwrap();
+        let batch = batches.last().unwrap();
+        let loss_out = last.slice.loss(&mut last.runner, batch, &out.unwrap(), Copies::BASE, true).unwrap();
+        assert_eq!((loss_out.sums(&mut last.runner).unwrap()[0] / batch.labels() as f64).to_bits(), loss.to_bits());
+        let dh = last.slice.loss_backward(&mut last.runner, batch, loss_out.saved.unwrap()).unwrap();
+        let mut dh = Some(last.runner.read_f32(&dh).unwrap());
+        let mut grads = Vec::new();
+        for (part, batch) in parts.iter_mut().zip(&batches).rev() {
+            let d = part.runner.constant_f32(t, config.hidden, &dh.take().unwrap()).unwrap();
+            let dx = part.slice.backward(&mut part.runner, batch, &part.adapters, saved.pop().unwrap(), &d).unwrap();
+            dh = dx.map(|d| part.runner.read_f32(&d).unwrap());
+            let mut part = part.grads();
+            part.append(&mut grads);
+            grads = part;
+        }
+        assert!(dh.is_none());
+        assert!(grads == expected, "cuts at {cuts:?}");
+    }
+}
