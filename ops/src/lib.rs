@@ -10,4 +10,12 @@ mod decompose;
 mod pool;
 mod run;
 
-pub use run::{RunStats, Runner, support};
+pub use run::{RunStats, Runner, lookup_uses, support};
+
+pub mod batch;
+pub mod config;
+#[cfg(feature = "std")]
+pub mod files;
+pub mod llama;
+pub mod lora;
+pub mod optim;

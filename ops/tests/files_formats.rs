@@ -1,0 +1,15 @@
+//! Models, adapters and tokenizers in files: what is read, what is written, and that bad input is refused without a panic.
+#![cfg(feature = "std")]
+
+#[path = "files/adapter.rs"]
+mod adapter;
+#[path = "files/checkpoint.rs"]
+mod checkpoint;
+#[path = "files/config.rs"]
+mod config;
+#[path = "files/model.rs"]
+mod model;
+#[path = "files/support.rs"]
+mod support;
+#[path = "files/tokenizer.rs"]
+mod tokenizer;
