@@ -1,0 +1,184 @@
+//! The CPU as a device.
+
+use crate::{
+    isa::{Isa, Tier},
+    kernels,
+    memory::{ALIGNMENT, Counters},
+    pool::Pool,
+    queue::CpuQueue,
+    weight::CpuWeight,
+};
+use alloc::{
+    boxed::Box,
+    format,
+    string::{String, ToString},
+    sync::{Arc, Weak},
+    vec,
+    vec::Vec,
+};
+use zofo_hal::{
+    DType, DTypeUsage, Device, DeviceInfo, DeviceKind, DeviceRef, Driver, Error, Features, Limits, MemorySpace, MemoryStats, Op,
+    OpenOptions, Queue, Result, Support, TensorSpec, WeightData, WeightRef, WeightSpec, perturb,
+};
+
+/// How to make a CPU device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads, the submitting one included. `None`: the physical cores that the affinity mask and the cgroup allow (1 without `std`).
+    pub threads: Option<usize>,
+    /// Instruction set. `None`: the fastest that is available.
+    pub isa: Option<Isa>,
+}
+
+/// What a device, its queues and its weights share.
+pub(crate) struct Core {
+    pub(crate) info: DeviceInfo,
+    pub(crate) tier: Tier,
+    pub(crate) noise: perturb::Tier,
+    pub(crate) pool: Pool,
+    pub(crate) counters: Arc<Counters>,
+    memory_bytes: Option<u64>,
+}
+
+/// A CPU with threads of its own. All CPU devices of a process share [`MemorySpace::HOST`], so they share weights and frozen buffers.
+pub struct CpuDevice {
+    core: Arc<Core>,
+    this: Weak<Self>,
+}
+
+impl CpuDevice {
+    /// A device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 threads or an instruction set that this machine lacks; `OutOfMemory` where a thread cannot be started.
+    pub fn new(options: CpuOptions) -> Result<Arc<Self>> {
+        let tier = match options.isa {
+            None => Tier::best(),
+            Some(isa) => Tier::new(isa).ok_or_else(|| {
+                let has: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+                Error::invalid(format!("this CPU or build has no {isa}; it has {}", has.join(", ")))
+            })?,
+        };
+        let threads = options.threads.unwrap_or_else(default_threads);
+        let pool = Pool::new(threads)?;
+        let core = Core {
+            info: info(threads, tier.isa()),
+            tier,
+            noise: noise_tier(tier.isa()),
+            pool,
+            counters: Arc::default(),
+            memory_bytes: memory_bytes(),
+        };
+        Ok(Arc::new_cyclic(|this| Self { core: Arc::new(core), this: this.clone() }))
+    }
+
+    /// The instruction set that its kernels use.
+    pub fn isa(&self) -> Isa {
+        self.core.tier.isa()
+    }
+
+    /// Its number of threads, the submitting one included.
+    pub fn threads(&self) -> usize {
+        self.core.pool.threads()
+    }
+}
+
+fn default_threads() -> usize {
+    #[cfg(feature = "std")]
+    return crate::host::physical_cores();
+    #[cfg(not(feature = "std"))]
+    1
+}
+
+fn memory_bytes() -> Option<u64> {
+    #[cfg(feature = "std")]
+    return crate::host::memory_bytes();
+    #[cfg(not(feature = "std"))]
+    None
+}
+
+fn model_name() -> Option<String> {
+    #[cfg(feature = "std")]
+    return crate::host::model_name();
+    #[cfg(not(feature = "std"))]
+    None
+}
+
+fn info(threads: usize, isa: Isa) -> DeviceInfo {
+    let mut info = DeviceInfo::new(DeviceKind::Cpu, format!("CPU, {threads} thread{}, {isa}", if threads == 1 { "" } else { "s" }));
+    info.soc = model_name();
+    if let Some(model) = &info.soc {
+        info.fingerprint = format!("{}, {model}", info.name);
+    }
+    info.versions = vec![("zofo-cpu".to_string(), env!("CARGO_PKG_VERSION").to_string())];
+    info
+}
+
+/// The generator's tier of the same name; its bits are the same on every tier, so a missing one costs only time.
+fn noise_tier(isa: Isa) -> perturb::Tier {
+    perturb::Tier::available().find(|t| t.name() == isa.name()).unwrap_or(perturb::Tier::SCALAR)
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.core.info
+    }
+    fn limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        limits.alignment = ALIGNMENT;
+        limits.memory_bytes = self.core.memory_bytes;
+        limits
+    }
+    fn features(&self) -> Features {
+        let mut f = Features::default();
+        f.backward = true;
+        f.row_invariant = true;
+        f.deterministic = true;
+        f.exact_updates = true;
+        f.maps_weights = true;
+        f
+    }
+    fn space(&self) -> MemorySpace {
+        MemorySpace::HOST
+    }
+    fn dtype_usage(&self, dtype: DType) -> DTypeUsage {
+        let float = dtype.is_float();
+        DTypeUsage { storage: float || dtype == DType::U32, arithmetic: float, matmul: float, weight: float || dtype.is_quantised() }
+    }
+    fn supports(&self, op: &Op<TensorSpec>) -> Support {
+        kernels::supports(op)
+    }
+    fn workspace(&self, op: &Op<TensorSpec>) -> usize {
+        kernels::workspace(op, self.core.pool.threads())
+    }
+    fn create_queue(&self) -> Result<Box<dyn Queue>> {
+        let device = self.this.upgrade().ok_or_else(|| Error::invalid("the device is being dropped"))?;
+        Ok(Box::new(CpuQueue::new(device, self.core.clone())?))
+    }
+    fn import_weight(&self, spec: &WeightSpec, data: WeightData<'_>) -> Result<WeightRef> {
+        let weight = CpuWeight::import(spec, data, &self.core.pool, &self.core.counters);
+        Ok(Arc::new(weight.map_err(|e| e.with_device(self.core.info.name.clone()))?))
+    }
+    fn memory(&self) -> MemoryStats {
+        self.core.counters.stats()
+    }
+}
+
+/// Opens [`CpuDevice`]s. There is one CPU; opening it again gives another device with threads of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuDriver;
+
+impl Driver for CpuDriver {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![info(default_threads(), Tier::best().isa())])
+    }
+    fn open(&self, index: usize, options: &OpenOptions) -> Result<DeviceRef> {
+        match index {
+            0 => Ok(CpuDevice::new(CpuOptions { threads: options.threads, isa: None })?),
+            _ => Err(Error::invalid(format!("CPU device {index} of 1: only cpu:0 is there"))),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A whole product: tiles, threads, and what is done with a finished tile.
+
+use super::{Extent, MC, NC, NR, Packing, Right, Tile, pack::PackingSlabs, product};
+use crate::{
+    isa::tiered,
+    kernels::Context,
+    scratch::{Carver, Slab, Slabs},
+    view::{Mat, Rows},
+};
+use core::cmp::min;
+
+/// The left operand of a job.
+#[derive(Clone, Copy)]
+pub(crate) enum Left {
+    /// Rows of a matrix `[m, k]`, as [`Job::rows`] counts them.
+    Rows(Mat),
+    /// A matrix `[k, m]`, whose rows count as given.
+    Columns(Mat, Rows),
+}
+
+/// A second product that is added to the first in the same accumulators: `left2 right2`, with a right operand per block of rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Extension<'a> {
+    /// `[output rows, width]`, by the numbers of output rows.
+    pub(crate) left: Slab<f32>,
+    /// Room per row of `left`; the largest `k`.
+    pub(crate) width: usize,
+    /// Right operands: one for all blocks, or one each.
+    pub(crate) sets: usize,
+    /// Steps of a block's product.
+    pub(crate) k: &'a (dyn Fn(usize) -> usize + Sync),
+    /// Writes the panels of block `set`, `n` columns from `n0` on, `[n / 16][k][16]`.
+    pub(crate) pack: &'a (dyn Fn(usize, usize, usize, &mut [f32]) + Sync),
+}
+
+/// What becomes of accumulators: `out = alpha acc + beta out + bias`.
+#[derive(Clone, Copy)]
+pub(crate) struct Epilogue {
+    pub(crate) out: Mat,
+    /// Which rows of `out` count.
+    pub(crate) rows: Rows,
+    pub(crate) alpha: f32,
+    /// With 0, `out` is not read.
+    pub(crate) beta: f32,
+    pub(crate) bias: Option<Mat>,
+    /// Blocks after the first are tangents, which get no bias.
+    pub(crate) tangents: bool,
+}
+
+impl Epilogue {
+    /// Output `out`, factors 1 and 0, no bias.
+    pub(crate) fn new(out: Mat, rows: Rows) -> Self {
+        Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false }
+    }
+
+    /// Writes columns `n0 ..` of row number `i` from its accumulators.
+    #[inline(always)]
+    fn row(&self, i: usize, n0: usize, acc: &[f32]) {
+        let r = self.rows.at(i);
+        let bias = self.bias.filter(|_| !(self.tangents && self.rows.block(i) > 0));
+        let (mut x, mut y) = ([0.0f32; 128], [0.0f32; 128]);
+        for c in (0..acc.len()).step_by(128) {
+            let n = min(128, acc.len() - c);
+            let (x, y) = (&mut x[..n], &mut y[..n]);
+            x.iter_mut().zip(&acc[c..c + n]).for_each(|(x, a)| *x = self.alpha * a);
+            if self.beta != 0.0 {
+                self.out.load(r, n0 + c, y);
+                x.iter_mut().zip(&*y).for_each(|(x, y)| *x += self.beta * y);
+            }
+            if let Some(bias) = bias {
+                bias.load(0, n0 + c, y);
+                x.iter_mut().zip(&*y).for_each(|(x, y)| *x += y);
+            }
+            self.out.store(r, n0 + c, x);
+        }
+    }
+}
+
+/// A product over all rows and columns of an output.
+pub(crate) struct Job<'a> {
+    pub(crate) left: Left,
+    pub(crate) right: Right<'a>,
+    /// Rows of the left operand (of the output, for [`Left::Columns`]).
+    pub(crate) rows: Rows,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    /// Output blocks that each row feeds; more than 1 where copies share one input.
+    pub(crate) spread: usize,
+    /// Whether the blocks after the first get the product too, or its extension alone.
+    pub(crate) spread_product: bool,
+    pub(crate) extension: Option<Extension<'a>>,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// Scratch of [`Job::run`].
+#[derive(Clone, Copy)]
+pub(crate) struct JobScratch {
+    acc: Slabs<f32>,
+    /// A block's accumulators, where several start from the same product.
+    own: Slabs<f32>,
+    extension: Slabs<f32>,
+    rows: Slabs<*const u8>,
+    packing: PackingSlabs,
+}
+
+impl JobScratch {
+    /// Cuts scratch for a product with a right operand of `group` (see [`Right::group_of`]), up to `m` rows and `n` columns, and an extension
+    /// of `sets * width` steps.
+    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize, group: usize, extension: usize, spread: bool) -> Self {
+        let (m, n) = (m.min(MC), n.next_multiple_of(NR).min(NC));
+        Self {
+            acc: c.workers(workers, m * n),
+            own: c.workers(workers, if spread { m * n } else { 0 }),
+            extension: c.workers(workers, extension * n),
+            rows: c.workers(workers, m),
+            packing: Packing::carve(c, workers, m, group),
+        }
+    }
+}
+
+/// Work below this many multiply-adds stays on the calling thread.
+const GATE: usize = 1 << 20;
+
+/// Columns and rows of a task.
+fn grid(threads: usize, m: usize, n: usize, k: usize, group: usize) -> (usize, usize) {
+    let wide = n.next_multiple_of(NR).min(NC);
+    if threads == 1 || m.saturating_mul(n).saturating_mul(k) < GATE {
+        return (wide, m);
+    }
+    // Four tasks per thread even out what threads are doing beside. Columns first: each task then reads its part of the right operand once.
+    let want = threads * 4;
+    let unit = if group > 4 { NC } else { NR };
+    let columns = n.div_ceil(want).max(64).next_multiple_of(unit).min(NC).min(wide.next_multiple_of(unit));
+    let across = n.div_ceil(columns);
+    let down = want.div_ceil(across);
+    // 12 is a multiple of every tier's micro-kernel.
+    let rows = m.div_ceil(down).next_multiple_of(12).min(m.max(1));
+    (columns, rows)
+}
+
+impl Job<'_> {
+    /// Runs it.
+    ///
+    /// # Safety
+    /// Operands are as large as the job says; the output overlaps none of them; `scratch` was cut for this job.
+    pub(crate) unsafe fn run(&self, cx: &Context<'_>, scratch: &JobScratch) {
+        let m = self.rows.len();
+        if m == 0 || self.n == 0 {
+            return;
+        }
+        let (columns, rows) = grid(cx.pool.threads(), m, self.n, self.k, self.right.group());
+        let (across, down) = (self.n.div_ceil(columns), m.div_ceil(rows));
+        // Row by row of the grid: neighbours in time share the left operand.
+        cx.pool.run(across * down, &|task, worker| {
+            let (n0, m0) = (task % across * columns, task / across * rows);
+            let n = min(columns, self.n - n0);
+            // Safety: the caller's promise; the worker's slabs are its own, and tasks write disjoint parts of the output.
+            unsafe { self.task(cx, scratch, worker, n0, n, m0..min(m0 + rows, m)) };
+        });
+    }
+
+    unsafe fn task(&self, cx: &Context<'_>, scratch: &JobScratch, worker: usize, n0: usize, n: usize, m: core::ops::Range<usize>) {
+        let ld = n.next_multiple_of(NR);
+        let acc = Tile { acc: scratch.acc.of(worker), ld };
+        let own = Tile { acc: scratch.own.of(worker), ld };
+        let packing = scratch.packing.of(worker);
+        let panels = scratch.extension.of(worker);
+        let live = self.epilogue.rows.live;
+        if let Some(x) = &self.extension {
+            let blocks = match (x.sets, self.spread) {
+                (1, _) => 0..1,
+                (_, 1) => m.start / live..(m.end - 1) / live + 1,
+                (sets, _) => 0..sets,
+            };
+            for set in blocks {
+                // Safety: the slab is the worker's.
+                let dst = unsafe { panels.part(set * x.width * ld, (x.k)(set) * ld).get_mut() };
+                (x.pack)(set, n0, n, dst);
+            }
+        }
+        let step = scratch.acc.of(worker).len() / ld;
+        for m0 in m.clone().step_by(step.min(MC)) {
+            let rows = m0..min(m0 + step.min(MC), m.end);
+            // Safety: the caller's promise; slabs are the worker's.
+            unsafe {
+                self.base(cx, scratch.rows.of(worker), &packing, n0, n, rows.clone(), acc);
+                if self.spread == 1 {
+                    // Rows of different blocks in turn: each block has its own extension.
+                    let mut first = rows.start;
+                    while first < rows.end {
+                        let block = first / live;
+                        let end = min((block + 1) * live, rows.end);
+                        let part = Tile { acc: acc.acc.part((first - rows.start) * ld, (end - first) * ld), ld };
+                        self.finish(cx, scratch.rows.of(worker), &packing, panels, n0, n, block, first..end, part);
+                        first = end;
+                    }
+                } else {
+                    for block in 0..self.spread {
+                        for i in 0..rows.len() {
+                            match block == 0 || self.spread_product {
+                                true => own.row(i).copy_from_slice(acc.row(i)),
+                                false => own.row(i).fill(0.0),
+                            }
+                        }
+                        let numbers = block * live + rows.start..block * live + rows.end;
+                        self.finish(cx, scratch.rows.of(worker), &packing, panels, n0, n, block, numbers, own);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The product of a tile's rows.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn base(
+        &self,
+        cx: &Context<'_>,
+        pointers: Slab<*const u8>,
+        packing: &Packing,
+        n0: usize,
+        n: usize,
+        rows: core::ops::Range<usize>,
+        acc: Tile,
+    ) {
+        let e = Extent { m: rows.len(), n0, n, k: self.k, right_k: 0, fresh: true };
+        // Safety: the caller's promise.
+        unsafe {
+            match self.left {
+                Left::Rows(a) => {
+                    let pointers = pointers.part(0, rows.len()).get_mut();
+                    pointers.iter_mut().zip(rows).for_each(|(p, i)| *p = a.at(self.rows.at(i), 0));
+                    let left = super::Left::Rows { rows: pointers, dtype: a.dtype };
+                    product(cx.gemm, &left, &self.right, e, acc, packing);
+                }
+                Left::Columns(a, counted) => {
+                    for block in 0..counted.blocks {
+                        let k0 = block * counted.height;
+                        let left = super::Left::Columns { matrix: a, first: rows.start, k0 };
+                        let e = Extent { k: counted.live, right_k: k0, fresh: block == 0, ..e };
+                        product(cx.gemm, &left, &self.right, e, acc, packing);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Extension and epilogue of rows of one block.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn finish(
+        &self,
+        cx: &Context<'_>,
+        pointers: Slab<*const u8>,
+        packing: &Packing,
+        panels: Slab<f32>,
+        n0: usize,
+        n: usize,
+        block: usize,
+        numbers: core::ops::Range<usize>,
+        tile: Tile,
+    ) {
+        if let Some(x) = &self.extension {
+            let set = if x.sets == 1 { 0 } else { block };
+            let k = (x.k)(set);
+            // Safety: the caller's promise; the panels of this set were made for this task.
+            unsafe {
+                let right = Right::packed(panels.part(set * x.width * tile.ld, k * tile.ld).ptr(), n, k);
+                let pointers = pointers.part(0, numbers.len()).get_mut();
+                pointers.iter_mut().zip(numbers.clone()).for_each(|(p, i)| *p = x.left.part(i * x.width, x.width).ptr().cast_const().cast());
+                let left = super::Left::Rows { rows: pointers, dtype: zofo_hal::DType::F32 };
+                let e = Extent { m: numbers.len(), n0: 0, n, k, right_k: 0, fresh: false };
+                product(cx.gemm, &left, &right, e, tile, packing);
+            }
+        }
+        write(cx.tier, &self.epilogue, numbers, n0, n, tile);
+    }
+}
+
+tiered! {
+    /// Rows `numbers` of the output, columns `n0 .. n0 + n`, from their accumulators, which are the calling thread's.
+    fn write<'a>(epilogue: &'a Epilogue, numbers: core::ops::Range<usize>, n0: usize, n: usize, tile: Tile) {
+        for (i, number) in numbers.enumerate() {
+            // Safety: the tile is this thread's.
+            epilogue.row(number, n0, unsafe { &tile.row(i)[..n] });
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Instruction-set tiers: which exist here, and running a kernel compiled for one.
+
+use crate::simd::{self, Simd};
+use alloc::vec::Vec;
+use core::fmt;
+
+/// A set of instructions that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Isa {
+    /// What the compiler may use anyway; products without fused multiply-add.
+    Scalar,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// aarch64 with NEON.
+    Neon,
+}
+
+impl Isa {
+    /// Every tier, slowest first.
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon];
+
+    /// Tiers that this machine runs, slowest first. Without feature `std` these are the ones that the crate was compiled for.
+    pub fn available() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The name used in device names, tables and on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Neon => "neon",
+        }
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => x86_has!("avx2", "fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => x86_has!("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+            Self::Neon => cfg!(all(target_arch = "aarch64", target_feature = "neon")),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether the processor (with `std`) or the compilation target has all these features.
+#[cfg(target_arch = "x86_64")]
+macro_rules! x86_has {
+    ($($feature:tt),*) => {{
+        #[cfg(feature = "std")]
+        { $(std::arch::is_x86_feature_detected!($feature))&&* }
+        #[cfg(not(feature = "std"))]
+        { $(cfg!(target_feature = $feature))&&* }
+    }};
+}
+#[cfg(target_arch = "x86_64")]
+use x86_has;
+
+/// A tier that is known to run here: the proof that its kernels may be called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tier(Isa);
+
+/// Code to be compiled once per tier. `run` must be `#[inline(always)]`, so that it takes on the features of the tier's wrapper.
+pub(crate) trait Task {
+    /// What it gives back.
+    type Output;
+    /// The code, over the tier's vectors.
+    fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// Declares a function whose body is compiled once per tier: `name(tier, arguments)`. In the body `S` is the tier's [`Simd`].
+///
+/// Bodies that do without `S` are plain loops, which the compiler vectorises for the tier; as nothing contracts products and sums, they give
+/// the same bits on every tier.
+macro_rules! tiered {
+    ($(#[$meta:meta])* fn $name:ident $(<$life:lifetime>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        fn $name $(<$life>)? (tier: $crate::isa::Tier, $($arg: $ty),*) $(-> $out)? {
+            struct Kernel $(<$life>)? { $($arg: $ty),* }
+            impl $(<$life>)? $crate::isa::Task for Kernel $(<$life>)? {
+                type Output = $crate::isa::output!($($out)?);
+                #[inline(always)]
+                fn run<S: $crate::simd::Simd>(self) -> Self::Output {
+                    let Self { $($arg),* } = self;
+                    $body
+                }
+            }
+            tier.run(Kernel { $($arg),* })
+        }
+    };
+}
+pub(crate) use tiered;
+
+/// The type, or nothing as `()`.
+macro_rules! output {
+    () => { () };
+    ($out:ty) => { $out };
+}
+pub(crate) use output;
+
+impl Tier {
+    /// The proof, if `isa` is available.
+    pub(crate) fn new(isa: Isa) -> Option<Self> {
+        isa.is_available().then_some(Self(isa))
+    }
+
+    /// The fastest tier of this machine.
+    pub(crate) fn best() -> Self {
+        Self(Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Scalar))
+    }
+
+    pub(crate) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs `task` as compiled for this tier.
+    #[inline]
+    pub(crate) fn run<T: Task>(self, task: T) -> T::Output {
+        match self.0 {
+            // Safety: a `Tier` exists only where its features do.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2(task) },
+            // Safety: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512(task) },
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Isa::Neon => task.run::<simd::Neon>(),
+            _ => task.run::<simd::Scalar>(),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<T: Task>(task: T) -> T::Output {
+    task.run::<simd::Avx2>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn avx512<T: Task>(task: T) -> T::Output {
+    task.run::<simd::Avx512>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalar_is_always_there_and_first() {
+        assert_eq!(Isa::available()[0], Isa::Scalar);
+        assert_eq!(*Isa::available().last().unwrap(), Tier::best().isa());
+    }
+
+    #[test]
+    fn a_tier_of_another_architecture_is_refused() {
+        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        assert!(Tier::new(foreign).is_none());
+    }
+}
