@@ -47,7 +47,7 @@ mod avx2;
 mod avx512;
 mod kernels;
 mod lanes;
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod neon;
 mod noise;
 pub mod normal;

@@ -34,8 +34,8 @@ impl Tier {
             has!("avx512f").then_some(Self(&super::avx512::TABLE)),
             #[cfg(target_arch = "x86_64")]
             has!("avx2").then_some(Self(&super::avx2::TABLE)),
-            #[cfg(target_arch = "aarch64")]
-            cfg!(target_feature = "neon").then_some(Self(&super::neon::TABLE)),
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Some(Self(&super::neon::TABLE)),
             Some(Self::SCALAR),
         ];
         tiers.into_iter().flatten()
