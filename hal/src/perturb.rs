@@ -45,13 +45,17 @@ mod address;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+// A target without vectors uses the scalar tier alone.
+#[cfg_attr(not(any(target_arch = "x86_64", target_feature = "neon")), allow(dead_code, unused_imports, unused_macros))]
 mod kernels;
+#[cfg_attr(not(any(target_arch = "x86_64", target_feature = "neon")), allow(dead_code, unused_imports, unused_macros))]
 mod lanes;
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 mod neon;
 mod noise;
 pub mod normal;
 mod params;
+#[cfg_attr(not(any(target_arch = "x86_64", target_feature = "neon")), allow(dead_code, unused_imports, unused_macros))]
 mod philox;
 mod scalar;
 mod tier;

@@ -23,6 +23,8 @@ macro_rules! ops {
     ($($f:ident($($arg:ident: $t:ty),*) -> $r:ty { $body:expr })*) => {
         $(
             #[inline(always)]
+            // Safe where the whole crate is compiled for the instructions.
+            #[allow(unused_unsafe)]
             fn $f(self, $($arg: $t),*) -> $r {
                 // Safety: `self` proves that the CPU has the instructions.
                 unsafe { $body }
