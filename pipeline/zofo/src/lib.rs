@@ -1,1 +1,27 @@
 //! Fine-tune LLaMA-family models with LoRA over mixed edge accelerators.
+#![warn(missing_docs)]
+
+mod cancel;
+pub mod data;
+pub mod devices;
+pub mod eval;
+pub mod events;
+pub mod generate;
+pub mod inference;
+pub mod model;
+pub mod options;
+pub mod run_folder;
+mod shuffle;
+pub mod summary;
+pub mod tokens;
+pub mod trainer;
+
+pub use cancel::CancelToken;
+pub use events::Event;
+pub use inference::Inference;
+pub use model::Model;
+pub use options::TrainOptions;
+pub use summary::Summary;
+pub use trainer::{Run, Trainer, TrainerBuilder};
+pub use zofo_hal::{Error, ErrorKind, Result};
+pub use zofo_pipeline::{cluster, estimator, order};

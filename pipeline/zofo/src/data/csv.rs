@@ -1,0 +1,89 @@
+//! CSV rows with a header line.
+
+use std::{
+    cell::Cell,
+    fs::File,
+    io::{self, BufReader, Read},
+    rc::Rc,
+};
+
+use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord};
+use zofo_hal::{Error, Result};
+
+use super::MAX_ROW_BYTES;
+
+pub(super) struct CsvRows {
+    reader: Reader<Bounded<BufReader<File>>>,
+    allowance: Rc<Cell<usize>>,
+    header: Vec<String>,
+    row: StringRecord,
+}
+
+/// Ends a row that never ends: a quote that is not closed would otherwise take the rest of the file into memory.
+struct Bounded<R> {
+    inner: R,
+    allowance: Rc<Cell<usize>>,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = self.allowance.get();
+        if left == 0 {
+            return Err(io::Error::other(format!("a row is longer than {MAX_ROW_BYTES} bytes; a quote is probably not closed")));
+        }
+        let some = to.len().min(left);
+        let n = self.inner.read(&mut to[..some])?;
+        self.allowance.set(left - n);
+        Ok(n)
+    }
+}
+
+impl CsvRows {
+    pub fn new(reader: BufReader<File>, delimiter: u8) -> Result<Self> {
+        let allowance = Rc::new(Cell::new(MAX_ROW_BYTES));
+        let bounded = Bounded { inner: reader, allowance: allowance.clone() };
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bounded);
+        let header: Vec<String> = reader.headers().map_err(|e| error(&e, 1))?.iter().map(|h| h.trim().to_owned()).collect();
+        if header.is_empty() {
+            return Err(Error::format("it is empty; it needs a header line with the names of the columns, and rows"));
+        }
+        for (i, name) in header.iter().enumerate() {
+            if header[..i].contains(name) {
+                return Err(Error::format(format!("line 1: two columns are called `{name}`; rename one")));
+            }
+        }
+        Ok(Self { reader, allowance, header, row: StringRecord::new() })
+    }
+
+    pub fn header(&self) -> &[String] {
+        &self.header
+    }
+
+    pub fn next_row(&mut self) -> Result<Option<u64>> {
+        self.allowance.set(MAX_ROW_BYTES);
+        let before = self.reader.position().line();
+        let more = self.reader.read_record(&mut self.row).map_err(|e| error(&e, before))?;
+        Ok(more.then(|| self.row.position().map_or(before, |p| p.line())))
+    }
+
+    pub fn field(&self, index: usize) -> Result<&str> {
+        // Rows of another length than the header are refused by the reader.
+        Ok(self.row.get(index).unwrap_or_default())
+    }
+}
+
+/// What is wrong with a row; `before` is the line where reading began.
+fn error(e: &csv::Error, before: u64) -> Error {
+    let line = e.position().map_or(before, |p| p.line());
+    match e.kind() {
+        ErrorKind::Io(e) => Error::format(format!("line {line}: {e}")),
+        ErrorKind::UnequalLengths { expected_len, len, .. } => Error::format(format!(
+            "line {line}: {len} fields, the header has {expected_len}; put text with commas or line breaks in double quotes, and double the quotes \
+             inside"
+        )),
+        ErrorKind::Utf8 { err, .. } => {
+            Error::format(format!("line {line}, field {}: it is not UTF-8; save the file as UTF-8", err.field() + 1))
+        }
+        _ => Error::format(format!("line {line}: {e}")),
+    }
+}

@@ -1,0 +1,103 @@
+//! Training as a library call.
+//!
+//! ```no_run
+//! use zofo::{Trainer, data::DataSpec};
+//! let data = DataSpec::new("train.csv").template("{content}\nTopic:")?.labels("label", "World,Sports".parse()?);
+//! let run = Trainer::builder().model("models/llama").data(data).steps(100).out("runs/first").build()?.run()?;
+//! println!("F1 {:?} -> {:?}", run.summary.f1_before, run.summary.f1_after);
+//! # Ok::<(), zofo::Error>(())
+//! ```
+
+mod builder;
+mod run;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use zofo_ops::lora::HostAdapter;
+use zofo_pipeline::{cluster::Cluster, executor::StageDevice, plan::Plan};
+
+pub use builder::{DataSource, ModelSource, TrainerBuilder};
+
+use crate::{
+    cancel::CancelToken,
+    data::{DataSpec, Dataset},
+    events::Listener,
+    model::Model,
+    options::TrainOptions,
+    run_folder::RunFolder,
+    summary::Summary,
+};
+
+/// A training run, checked and ready.
+pub struct Trainer {
+    model: Model,
+    train: Dataset,
+    eval: Option<Dataset>,
+    cluster: Cluster,
+    plan: Plan,
+    devices: Vec<StageDevice>,
+    options: TrainOptions,
+    max_length: usize,
+    record: Record,
+    out: Out,
+    on_event: Listener,
+    cancel: CancelToken,
+}
+
+/// What a run leaves on disk.
+enum Out {
+    Nothing,
+    New(RunFolder),
+    Resumed(RunFolder),
+}
+
+impl Out {
+    fn folder(&self) -> Option<&RunFolder> {
+        match self {
+            Self::Nothing => None,
+            Self::New(f) | Self::Resumed(f) => Some(f),
+        }
+    }
+}
+
+/// What `run.json` holds: enough to continue the run. What was given as values in memory is `None`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    model: Option<PathBuf>,
+    data: Option<DataSpec>,
+    eval_data: Option<DataSpec>,
+    cluster: Cluster,
+    options: TrainOptions,
+}
+
+/// A run that has ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Run {
+    /// The result in numbers.
+    pub summary: Summary,
+    /// The adapters.
+    pub adapter: HostAdapter,
+    /// Where it is on disk.
+    pub folder: Option<RunFolder>,
+    /// Whether it was stopped before the last step; its checkpoint can be continued.
+    pub cancelled: bool,
+}
+
+impl Trainer {
+    /// A run to be described.
+    pub fn builder() -> TrainerBuilder {
+        TrainerBuilder::default()
+    }
+
+    /// How the work is divided.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The devices' descriptions.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+}
