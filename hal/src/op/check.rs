@@ -153,6 +153,7 @@ impl Op<TensorArg> {
     /// Whether the written operand `out` may be exactly the operand `input`.
     fn may_alias(&self, out: &str, input: &str) -> bool {
         let pairs: &[(&str, &str)] = match self {
+            Op::Mul(op) if op.accumulate => &[],
             Op::ScaledAdd(_) | Op::Mul(_) => &[("out", "a"), ("out", "b")],
             Op::Map(_) | Op::Rope(_) => &[("out", "x")],
             Op::MaskedSoftmax(_) => &[("out", "scores")],
