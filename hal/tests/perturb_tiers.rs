@@ -198,7 +198,7 @@ fn words_of_every_tier_on_a_million() {
 }
 
 #[test]
-#[ignore = "exhaustive: all 2^32 words on every tier, some minutes"]
+#[ignore = "exhaustive: all 2^32 words on every tier, up to half an hour"]
 fn words_of_every_tier_on_all() {
     let mut words = vec![0; PAGE];
     for page in 0..1u32 << 16 {
