@@ -131,7 +131,9 @@ impl Cluster {
     pub fn split(&self, layers: usize) -> Result<Vec<usize>> {
         let n = self.devices.len();
         if n > layers {
-            return Err(Error::invalid(format!("the cluster has {n} devices but the model only {layers} layers; each device needs at least one")));
+            return Err(Error::invalid(format!(
+                "the cluster has {n} devices but the model only {layers} layers; each device needs at least one"
+            )));
         }
         let Some(given) = self.devices.iter().map(|d| d.layers).collect::<Option<Vec<_>>>() else {
             return Ok((0..n).map(|i| layers / n + usize::from(i < layers % n)).collect());

@@ -158,7 +158,10 @@ impl EstimatorSpec {
     pub fn check(&self, compute: DType) -> Result<()> {
         let name = self.name.name();
         if self.directions > 0xffff || self.exit_directions > 0xffff {
-            return Err(Error::invalid(format!("{} directions: at most 65535 fit the seed's counter", self.directions.max(self.exit_directions))));
+            return Err(Error::invalid(format!(
+                "{} directions: at most 65535 fit the seed's counter",
+                self.directions.max(self.exit_directions)
+            )));
         }
         if self.group == 0 {
             return Err(Error::invalid("directions go through a stage in groups of at least 1"));

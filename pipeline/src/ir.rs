@@ -383,7 +383,7 @@ pub struct Credits {
     pub copies: usize,
     /// Gradients per link.
     pub delta: usize,
-    /// Micro-batches whose perturbed outputs the last zeroth-order stage keeps until the gradient at the cut arrives.
+    /// Micro-batches between their entry and the readout of their slopes at the cut: the perturbed outputs of so many are kept at most.
     pub awaiting: usize,
 }
 

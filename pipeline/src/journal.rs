@@ -1,14 +1,20 @@
 //! The seed journal: what a zeroth-order update was made of, in exact bits.
 //!
-//! z depends on seeds alone, so (step, coefficients, optimiser constants) is a whole update: a lost zeroth-order stage is rebuilt on another
-//! device by replaying the entries, bit for bit. `guided` updates are not made of seeds and are not journalled; such stages checkpoint
-//! their adapters instead.
+//! z depends on seeds alone, so (step, learning rate, coefficients) with the run's seed and optimiser is a whole update: a lost zeroth-order
+//! stage is rebuilt on another device by replaying the entries, bit for bit. `guided` updates are not made of seeds and are not journalled;
+//! such stages checkpoint their adapters instead.
 //!
-//! Text, one line per step, floats as hexadecimal bits:
-//! `step N lr BITS constants BITS... g DIRECTION:BITS ...`
+//! Text, one line per step, floats as hexadecimal bits: `step N lr BITS g DIRECTION:BITS ...`
 
 use std::fmt::Write as _;
-use zofo_hal::{Error, Result, op::HyperParams};
+use zofo_hal::{
+    Error, Result,
+    perturb::{Direction, Distribution, Domain, NoiseParams},
+};
+use zofo_ops::{
+    Runner,
+    optim::{Optimiser, ZoStep},
+};
 
 /// One update.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,8 +22,8 @@ use zofo_hal::{Error, Result, op::HyperParams};
 pub struct Entry {
     /// Optimiser step, counted from 0; also the step of the noise.
     pub step: u32,
-    /// Everything of the optimiser but the gradient.
-    pub hyper: HyperParams,
+    /// Learning rate.
+    pub lr: f64,
     /// Direction words in the order of the sum.
     pub directions: Vec<u32>,
     /// Coefficients (g after clipping, over Q, times lambda) in the same order.
@@ -26,17 +32,13 @@ pub struct Entry {
 
 impl Entry {
     /// An entry.
-    pub fn new(step: u32, hyper: HyperParams, directions: Vec<u32>, coefficients: Vec<f32>) -> Self {
-        Self { step, hyper, directions, coefficients }
+    pub fn new(step: u32, lr: f64, directions: Vec<u32>, coefficients: Vec<f32>) -> Self {
+        Self { step, lr, directions, coefficients }
     }
 
     /// The entry as a line, without its end.
     pub fn to_line(&self) -> String {
-        let mut line = format!("step {} hyper", self.step);
-        for v in bytemuck::cast_slice::<HyperParams, u32>(&[self.hyper]) {
-            let _ = write!(line, " {v:08x}");
-        }
-        line.push_str(" g");
+        let mut line = format!("step {} lr {:016x} g", self.step, self.lr.to_bits());
         for (d, c) in self.directions.iter().zip(&self.coefficients) {
             let _ = write!(line, " {d:08x}:{:08x}", c.to_bits());
         }
@@ -51,17 +53,9 @@ impl Entry {
         let bad = || Error::format(format!("journal line `{}` is malformed", line.chars().take(60).collect::<String>()));
         let hex = |s: &str| u32::from_str_radix(s, 16).map_err(|_| bad());
         let mut words = line.split(' ');
-        if words.next() != Some("step") {
-            return Err(bad());
-        }
-        let step = words.next().and_then(|s| s.parse().ok()).ok_or_else(bad)?;
-        if words.next() != Some("hyper") {
-            return Err(bad());
-        }
-        let mut bits = [0u32; HyperParams::LEN];
-        for b in &mut bits {
-            *b = hex(words.next().ok_or_else(bad)?)?;
-        }
+        let mut expect = |name: &str| words.next().filter(|w| *w == name).map(drop).and_then(|()| words.next()).ok_or_else(bad);
+        let step = expect("step")?.parse().map_err(|_| bad())?;
+        let lr = f64::from_bits(u64::from_str_radix(expect("lr")?, 16).map_err(|_| bad())?);
         if words.next() != Some("g") {
             return Err(bad());
         }
@@ -71,6 +65,16 @@ impl Entry {
             directions.push(hex(d)?);
             coefficients.push(f32::from_bits(hex(c)?));
         }
-        Ok(Self { step, hyper: bytemuck::cast(bits), directions, coefficients })
+        Ok(Self { step, lr, directions, coefficients })
+    }
+
+    /// Makes the update again on `optimiser`'s tensors, which must be where they were before it.
+    ///
+    /// # Errors
+    /// Those of [`Optimiser::step_zo`].
+    pub fn replay(&self, runner: &mut Runner, optimiser: &mut Optimiser, seed: u64) -> Result<()> {
+        let noise = NoiseParams::new(seed, self.step, Direction::new(Domain::Main, 0, 0)?, 0.0);
+        let (coefficients, directions) = (&self.coefficients[..], &self.directions[..]);
+        optimiser.step_zo(runner, self.lr, &ZoStep { coefficients, directions, noise, distribution: Distribution::Gaussian })
     }
 }

@@ -6,8 +6,12 @@
 
 pub mod check;
 pub mod cluster;
+pub mod devices;
 pub mod estimator;
+pub mod events;
+pub mod executor;
 pub mod ir;
 pub mod journal;
 pub mod order;
 pub mod plan;
+pub mod train;

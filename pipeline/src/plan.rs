@@ -2,7 +2,7 @@
 
 use crate::{
     cluster::{Cluster, Kind},
-    estimator::EstimatorSpec,
+    estimator::{EstimatorName, EstimatorSpec},
     ir::{Role, Schedule, Workload},
     order::ScheduleName,
 };
@@ -99,11 +99,10 @@ impl<'a> PlanRequest<'a> {
                 s.device
             )));
         }
-        let workload = Workload {
-            roles: stages.iter().map(|s| s.role).collect(),
-            micro_batches: self.micro_batches,
-            ..e.workload(cut)
-        };
+        // The oracle projects exact gradients, so every stage runs forward and backward, whatever it is trained by.
+        let oracle = e.name == EstimatorName::Oracle && head == Role::ZerothOrder;
+        let roles = stages.iter().map(|s| if oracle { Role::FirstOrder } else { s.role }).collect();
+        let workload = Workload { roles, micro_batches: self.micro_batches, ..e.workload(cut) };
         let schedule = name.build(&workload)?;
         crate::check::check(&schedule)?;
         Ok(Plan { name, stages, schedule })

@@ -77,13 +77,8 @@ fn deadlock_is_found() {
     // A stage that wants the second gradient before it sent the second activation.
     let w = Workload::first_order(2, 2);
     let mut schedule = ScheduleName::Gpipe.build(&w).unwrap();
-    schedule.stages[0] = vec![
-        Action::Forward { m: 0 },
-        Action::Backward { m: 0 },
-        Action::Forward { m: 1 },
-        Action::Backward { m: 1 },
-        Action::Update,
-    ];
+    schedule.stages[0] =
+        vec![Action::Forward { m: 0 }, Action::Backward { m: 0 }, Action::Forward { m: 1 }, Action::Backward { m: 1 }, Action::Update];
     let e = check(&schedule).unwrap_err();
     assert!(e.message().starts_with("deadlock: stage"), "{e}");
 }

@@ -49,7 +49,8 @@ impl Links {
     /// # Errors
     /// `Cancelled` where the other stage has stopped.
     pub fn send(&self, to: usize, payload: Payload, data: std::sync::Arc<Vec<f32>>) -> Result<()> {
-        let tx = self.outgoing.get(&(to, payload.lane())).ok_or_else(|| Error::invalid(format!("the schedule has no link to stage {to}")))?;
+        let tx =
+            self.outgoing.get(&(to, payload.lane())).ok_or_else(|| Error::invalid(format!("the schedule has no link to stage {to}")))?;
         tx.send(Message { payload, data }).map_err(|_| gone(to))
     }
 

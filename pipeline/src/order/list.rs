@@ -1,19 +1,16 @@
 //! List scheduling under credits, in a simulation with nominal costs.
 
 use crate::ir::{Action, Credits, Lane, Payload, Role, Schedule, Workload};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use zofo_hal::{Error, Result};
 
 /// Nominal cost of an action, in forward passes of one micro-batch.
-fn cost(w: &Workload, stage: usize, a: &Action) -> u64 {
+fn cost(w: &Workload, a: &Action) -> u64 {
     match a {
         Action::Forward { .. } => 1,
         Action::Backward { .. } => 2,
         Action::PerturbedForward(g) | Action::ExitForward(g) => g.copies(w.form).total() as u64,
-        Action::Loss { .. } | Action::BoundaryDot(_) | Action::Guide { .. } | Action::Update => {
-            let _ = stage;
-            0
-        }
+        Action::Loss { .. } | Action::BoundaryDot(_) | Action::Guide { .. } | Action::Update => 0,
     }
 }
 
@@ -57,12 +54,11 @@ impl Simulation<'_> {
         let first_order = w.roles[s] == Role::FirstOrder;
         w.requires(s, a).iter().all(|r| stage.done.contains(r))
             && w.consumes(s, a).iter().all(|(from, p)| stage.received.contains(&(*from, *p)) || self.arrived.contains(&(*from, s, *p)))
-            && w.produces(s, a).iter().all(|(to, p)| {
-                self.used.get(&(s, *to, p.lane())).copied().unwrap_or(0) < self.credits.lane(p.lane())
-            })
+            && w.produces(s, a).iter().all(|(to, p)| self.used.get(&(s, *to, p.lane())).copied().unwrap_or(0) < self.credits.lane(p.lane()))
             && match a {
                 Action::Forward { .. } if first_order => stage.in_flight < (w.micro_batches as usize).min(w.stages() - s),
-                Action::PerturbedForward(g) if s + 1 == w.cut() && g.with_base => self.awaiting(s) < self.credits.awaiting,
+                // Admitted where it enters: further down, a full lane could hold what is refused and lack what is waited for.
+                Action::PerturbedForward(g) if s == 0 && w.cut() > 0 => self.entered(g.m) || self.awaiting() < self.credits.awaiting,
                 // Gradients are accumulated in the order of the micro-batches on every stage, so that the split does not change their bits.
                 Action::Backward { m } | Action::Guide { m } => !stage.waiting.iter().any(|o| match o {
                     Action::Backward { m: k } | Action::Guide { m: k } => k < m,
@@ -72,19 +68,18 @@ impl Simulation<'_> {
             }
     }
 
-    /// Micro-batches of the last zeroth-order stage that wait for the gradient at the cut.
-    fn awaiting(&self, s: usize) -> usize {
-        let mut open: BTreeMap<u32, ()> = BTreeMap::new();
-        let stage = &self.stages[s];
-        let started = |m: u32| stage.done.iter().any(|a| matches!(a, Action::PerturbedForward(g) if g.m == m));
-        for a in &stage.waiting {
-            if let Action::BoundaryDot(g) = a
-                && started(g.m)
-            {
-                open.insert(g.m, ());
-            }
-        }
-        open.len()
+    /// Whether any direction of a micro-batch has been started.
+    fn entered(&self, m: u32) -> bool {
+        self.stages[0].list.iter().any(|a| matches!(a, Action::PerturbedForward(g) if g.m == m))
+    }
+
+    /// Micro-batches that have entered and whose slopes are not all read yet.
+    fn awaiting(&self) -> usize {
+        let unread = self.stages[self.w.cut() - 1].waiting.iter().filter_map(|a| match a {
+            Action::BoundaryDot(g) if self.entered(g.m) => Some(g.m),
+            _ => None,
+        });
+        unread.collect::<HashSet<_>>().len()
     }
 
     fn start(&mut self, s: usize, now: u64, index: usize) {
@@ -105,7 +100,7 @@ impl Simulation<'_> {
             _ => {}
         }
         self.stages[s].list.push(a);
-        self.stages[s].busy = Some((now + cost(w, s, &a), a));
+        self.stages[s].busy = Some((now + cost(w, &a), a));
     }
 
     fn finish(&mut self, s: usize, a: Action) {

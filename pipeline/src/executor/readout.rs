@@ -1,0 +1,117 @@
+//! From what stages measured to the coefficients of an update.
+
+use super::{ReadoutKey, keys};
+use crate::{
+    estimator::{EstimatorName, EstimatorSpec, Scope},
+    ir::{Group, Role, Workload},
+};
+use std::collections::{BTreeMap, HashMap};
+use zofo_hal::{
+    Error, Result,
+    perturb::{Direction, Domain},
+};
+
+/// Losses and dots of a step, as they come in.
+#[derive(Default)]
+pub(super) struct Readouts {
+    base: BTreeMap<u32, Vec<f32>>,
+    losses: HashMap<ReadoutKey, Vec<f32>>,
+    dots: HashMap<ReadoutKey, f32>,
+    exit: HashMap<ReadoutKey, f64>,
+}
+
+/// Sum of differences in f64: differencing row by row keeps what would cancel in a difference of sums.
+fn difference(copy: &[f32], base: &[f32]) -> f64 {
+    copy.iter().zip(base).map(|(c, b)| f64::from(*c) - f64::from(*b)).sum()
+}
+
+impl Readouts {
+    /// Losses of the base, one per labelled row.
+    pub fn base(&mut self, m: u32, rows: Vec<f32>) {
+        self.base.insert(m, rows);
+    }
+
+    /// Losses of a group's copies, one vector per copy.
+    pub fn losses(&mut self, group: Group, rows: Vec<Vec<f32>>) {
+        self.losses.extend(keys(&group).zip(rows));
+    }
+
+    /// Losses at the exit head: of its base, then of the copies.
+    pub fn exit_losses(&mut self, group: Group, rows: Vec<Vec<f32>>) {
+        if let Some((base, copies)) = rows.split_first() {
+            self.exit.extend(keys(&group).zip(copies.iter().map(|c| difference(c, base))));
+        }
+    }
+
+    /// Dots of a group's copies with the gradient at the cut.
+    pub fn dots(&mut self, group: Group, values: Vec<f32>) {
+        self.dots.extend(keys(&group).zip(values));
+    }
+
+    /// Mean loss.
+    pub fn loss(&self, labels: usize) -> f64 {
+        self.base.values().flatten().map(|l| f64::from(*l)).sum::<f64>() / labels as f64
+    }
+
+    fn measured(&self, key: ReadoutKey, readout_at_loss: bool, labels: usize) -> Result<f64> {
+        let missing = || Error::execution(format!("direction {} of micro-batch {} was never read", key.1, key.0));
+        if !readout_at_loss {
+            return self.dots.get(&key).map(|d| f64::from(*d)).ok_or_else(missing);
+        }
+        let (copy, base) = (self.losses.get(&key).ok_or_else(missing)?, self.base.get(&key.0).ok_or_else(missing)?);
+        Ok(difference(copy, base) / labels as f64)
+    }
+
+    /// Direction words and coefficients in the order of the sum, and the slopes of the main directions.
+    pub fn coefficients(
+        &self,
+        spec: &EstimatorSpec,
+        w: &Workload,
+        labels: usize,
+        oracle: &[f64],
+    ) -> Result<(Vec<u32>, Vec<f32>, Vec<f64>)> {
+        let at_loss = w.readout == crate::ir::Readout::Loss;
+        let mut slopes: Vec<(Domain, u32, u32, f64)> = Vec::new();
+        if spec.name == EstimatorName::Oracle {
+            slopes.extend((0u32..).zip(oracle).map(|(q, g)| (Domain::Main, 0, q, *g)));
+        }
+        for m in 0..w.micro_batches {
+            if w.estimates() {
+                for q in 0..w.directions {
+                    let plus = self.measured((m, q, false), at_loss, labels)?;
+                    let minus = w.two_sided.then(|| self.measured((m, q, true), at_loss, labels)).transpose()?;
+                    slopes.push((Domain::Main, m, q, spec.slope(plus, minus)));
+                }
+            }
+            for g in w.exit_groups(m) {
+                for key in keys(&g) {
+                    let sum = self.exit.get(&key).ok_or_else(|| Error::execution("an exit direction was never read"))?;
+                    slopes.push((Domain::Exit, m, key.1, spec.slope(sum / labels as f64, None)));
+                }
+            }
+        }
+        for domain in [Domain::Main, Domain::Exit] {
+            let mut g: Vec<f64> = slopes.iter().filter(|s| s.0 == domain).map(|s| s.3).collect();
+            spec.winsorise(&mut g);
+            slopes.iter_mut().filter(|s| s.0 == domain).zip(g).for_each(|(s, g)| s.3 = g);
+        }
+        // In mini-batch scope all micro-batches share z, so their slopes add up to one coefficient.
+        let mut terms: BTreeMap<(bool, u32, u32), f64> = BTreeMap::new();
+        for (domain, m, q, g) in &slopes {
+            let m = if spec.scope == Scope::MiniBatch { 0 } else { *m };
+            *terms.entry((*domain == Domain::Exit, m, *q)).or_default() += g;
+        }
+        let (mut directions, mut coefficients) = (Vec::new(), Vec::new());
+        for ((exit, m, q), g) in terms {
+            let (domain, weight) = match exit {
+                false => (Domain::Main, 1.0 / f64::from(spec.directions)),
+                true => (Domain::Exit, f64::from(spec.exit_lambda) / f64::from(spec.exit_directions)),
+            };
+            directions.push(Direction::new(domain, m, q)?.word());
+            coefficients.push((g * weight) as f32);
+        }
+        let main = slopes.iter().filter(|s| s.0 == Domain::Main).map(|s| s.3).collect();
+        debug_assert!(directions.is_empty() || spec.name == EstimatorName::Oracle || w.roles.contains(&Role::ZerothOrder));
+        Ok((directions, coefficients, main))
+    }
+}

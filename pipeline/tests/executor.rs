@@ -1,0 +1,202 @@
+//! The executor, from outside: what a pipeline computes does not depend on how it is cut.
+
+mod common;
+
+use common::*;
+use zofo_hal::{DType, DeviceRef, ErrorKind, reference::Reference};
+use zofo_ops::{
+    Runner,
+    llama::{Factors, Importer, Slice, SliceSpec, WeightSource},
+    lora::Adapters,
+    optim::{Optimiser, Rule},
+};
+use zofo_pipeline::{
+    cluster::Cluster,
+    estimator::{EstimatorName, EstimatorSpec},
+    executor::StageDevice,
+    order::ScheduleName,
+    plan::PlanRequest,
+    train::{Session, TrainSpec},
+};
+
+fn tangent(q: u32) -> EstimatorSpec {
+    EstimatorSpec::new(EstimatorName::CutTangent, q)
+}
+
+#[test]
+fn first_order_over_k_stages_is_first_order_on_one_bit_for_bit() {
+    let e = tangent(1);
+    let run = |stages: usize, schedule: Option<ScheduleName>| {
+        let cluster = Cluster::virtual_cpus(0, stages);
+        let mut request = PlanRequest::new(&cluster, 4, 3, &e);
+        request.schedule = schedule;
+        let spec = TrainSpec::new(lora(&ALL), e.clone(), 1e-2, 1e-2);
+        let start = warm(&spec.lora);
+        let mut s = Session::start_from(request.plan().unwrap(), devices(&cluster, DType::F32, false), model(), spec, start).unwrap();
+        let losses: Vec<u64> = (0..3).map(|i| s.step(&batch(5, i)).unwrap().loss.to_bits()).collect();
+        (losses, s.adapter().unwrap())
+    };
+    let one = run(1, None);
+    for stages in 2..=4 {
+        assert_eq!(run(stages, None), one, "gpipe over {stages}");
+        assert_eq!(run(stages, Some(ScheduleName::HybridopHead)), one, "1F1B over {stages}");
+    }
+}
+
+#[test]
+fn same_seed_same_bits() {
+    for name in [EstimatorName::CutTangent, EstimatorName::LossDifference, EstimatorName::Guided, EstimatorName::EarlyExit] {
+        let run = |seed| {
+            let mut spec = TrainSpec::new(lora(&ALL), EstimatorSpec::new(name, 3), 1e-2, 1e-2);
+            spec.seed = seed;
+            let mut s = session(&Cluster::virtual_cpus(2, 2), 2, spec);
+            (0..2).for_each(|i| drop(s.step(&batch(4, i)).unwrap()));
+            s.adapter().unwrap()
+        };
+        assert_eq!(run(1), run(1), "{name:?}");
+        if name != EstimatorName::Guided {
+            assert_ne!(run(1), run(2), "{name:?}");
+        }
+    }
+}
+
+/// A slope is a function of its direction, whatever the split of layers and the grouping of directions.
+#[test]
+fn zeroth_order_does_not_depend_on_split_or_grouping() {
+    let run = |split: &[usize], group: u32| {
+        let mut cluster = Cluster::virtual_cpus(split.len() - 1, 1);
+        cluster.devices.iter_mut().zip(split).for_each(|(d, n)| d.layers = Some(*n));
+        let mut e = tangent(5);
+        e.group = group;
+        let mut s = session(&cluster, 2, sgd(lora(&QV), &e));
+        s.step(&batch(4, 0)).unwrap();
+        s.adapter().unwrap()
+    };
+    let one = run(&[3, 1], 8);
+    assert_eq!(run(&[1, 2, 1], 8), one);
+    assert_eq!(run(&[1, 1, 1, 1], 8), one);
+    assert_eq!(run(&[3, 1], 1), one);
+    assert_eq!(run(&[2, 1, 1], 2), one);
+}
+
+#[test]
+fn uneven_micro_batches_give_the_gradient_of_the_mini_batch() {
+    let run = |m: u32| {
+        let spec = sgd(lora(&ALL), &tangent(1));
+        let before = warm(&spec.lora);
+        let mut s = session(&Cluster::virtual_cpus(0, 1), m, spec);
+        s.step(&batch(7, 1)).unwrap();
+        change(&before, &s.adapter().unwrap(), 0..4)
+    };
+    let (one, three) = (run(1), run(3));
+    let scale = dot(&one, &one).sqrt();
+    let error = one.iter().zip(&three).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+    // Both sum the same f32 products in another order, and an update p - g rounds at the size of p (below 1): a few units of 2^-24 per value.
+    assert!(error < 4.0 * 2f64.powi(-24) * (one.len() as f64).sqrt() + 1e-5 * scale, "{error} of {scale}");
+}
+
+#[test]
+fn a_frozen_head_stays_as_it_is() {
+    let cluster = Cluster::virtual_cpus(2, 2);
+    let e = tangent(4);
+    let mut request = PlanRequest::new(&cluster, 4, 2, &e);
+    request.freeze_head = true;
+    let spec = sgd(lora(&ALL), &e);
+    let before = warm(&spec.lora);
+    let mut s = Session::start_from(request.plan().unwrap(), devices(&cluster, DType::F32, false), model(), spec, before.clone()).unwrap();
+    let report = s.step(&batch(4, 0)).unwrap();
+    assert_eq!(report.slope_rms, None);
+    let after = s.adapter().unwrap();
+    assert_eq!(before.layers(0..2), after.layers(0..2));
+    assert_ne!(before.layers(2..4), after.layers(2..4));
+}
+
+#[test]
+fn a_checkpoint_continues_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state");
+    for name in [EstimatorName::CutTangent, EstimatorName::Guided] {
+        let cluster = Cluster::virtual_cpus(2, 2);
+        let spec = TrainSpec::new(lora(&ALL), EstimatorSpec::new(name, 3), 1e-2, 1e-2);
+        let mut whole = session(&cluster, 2, spec.clone());
+        let mut first = session(&cluster, 2, spec.clone());
+        for i in 0..4 {
+            whole.step(&batch(4, i)).unwrap();
+            if i < 2 {
+                first.step(&batch(4, i)).unwrap();
+            }
+        }
+        first.save(&path).unwrap();
+        first.finish().unwrap();
+        let devices = devices(&cluster, DType::F32, false);
+        let plan = plan(&cluster, 2, &spec.estimator);
+        let mut second = Session::resume(plan.clone(), devices.clone(), model(), spec.clone(), &path).unwrap();
+        assert_eq!(second.steps(), 2);
+        for i in 2..4 {
+            second.step(&batch(4, i)).unwrap();
+        }
+        assert_eq!(whole.adapter().unwrap(), second.adapter().unwrap(), "{name:?}");
+
+        let mut other = spec;
+        other.seed += 1;
+        let e = Session::resume(plan, devices, model(), other, &path).err().unwrap();
+        assert!(e.message().contains("another seed"), "{e}");
+    }
+}
+
+/// A lost zeroth-order stage is rebuilt from its seeds.
+#[test]
+fn the_journal_replays_bit_for_bit() {
+    let spec = TrainSpec::new(lora(&ALL), tangent(3), 1e-2, 1e-2);
+    let (seed, start) = (spec.seed, warm(&spec.lora));
+    let mut s = session(&Cluster::virtual_cpus(1, 1), 2, spec);
+    (0..3).for_each(|i| drop(s.step(&batch(4, i)).unwrap()));
+    let journal = s.take_journal();
+    assert_eq!(journal.len(), 3);
+
+    let mut runner = Runner::new(Reference::new() as DeviceRef).unwrap();
+    let (source, mut importer) = (model(), Importer::new());
+    let slice = Slice::load(&mut runner, &mut importer, &*source, &SliceSpec::new(source.config(), 0..2)).unwrap();
+    let adapters = Adapters::from_host(&mut runner, &slice, &start).unwrap();
+    let mut optimiser = Optimiser::zeroth_order(&mut runner, &adapters, Rule::ADAMW, Factors::B).unwrap();
+    for entry in &journal {
+        let entry = zofo_pipeline::journal::Entry::parse(&entry.to_line()).unwrap();
+        entry.replay(&mut runner, &mut optimiser, seed).unwrap();
+    }
+    assert_eq!(adapters.to_host(&mut runner).unwrap(), s.adapter().unwrap().layers(0..2));
+}
+
+#[test]
+fn a_wrong_step_is_refused_and_the_pipeline_lives_on() {
+    let mut s = session(&Cluster::virtual_cpus(1, 1), 2, sgd(lora(&QV), &tangent(2)));
+    assert!(s.step(&batch(1, 0)).unwrap_err().message().contains("cannot be split into 2"));
+    let unlabelled = vec![zofo_ops::batch::Sequence::unlabelled(vec![1, 2]); 2];
+    assert!(s.step(&unlabelled).unwrap_err().message().contains("no token of the mini-batch has a label"));
+    s.step(&batch(4, 0)).unwrap();
+    s.finish().unwrap();
+}
+
+#[test]
+fn a_stage_that_cannot_load_is_named() {
+    let cluster = Cluster::virtual_cpus(1, 1);
+    let e = tangent(1);
+    let mut devices = devices(&cluster, DType::F32, false);
+    devices[1] = StageDevice::new(Reference::with_memory_limit(1000), DType::F32);
+    let spec = sgd(lora(&QV), &e);
+    let start = warm(&spec.lora);
+    let err = Session::start_from(plan(&cluster, 1, &e), devices, model(), spec, start).err().unwrap();
+    assert!(matches!(err.kind(), ErrorKind::OutOfMemory { .. }), "{err:?}");
+    assert!(err.to_string().contains("stage 1 (gpu0)"), "{err}");
+}
+
+#[test]
+fn a_schedule_uses_every_stage_and_reports_when() {
+    let mut s = session(&Cluster::virtual_cpus(2, 2), 4, sgd(lora(&QV), &tangent(2)));
+    let report = s.step(&batch(8, 0)).unwrap();
+    let w = s.plan().schedule.workload.clone();
+    for (stage, spans) in report.timeline.iter().enumerate() {
+        assert_eq!(spans.len(), w.expected(stage).len(), "stage {stage}");
+        assert!(spans.windows(2).all(|p| p[0].end <= p[1].start), "stage {stage} does one thing at a time");
+    }
+    assert!(report.utilisation() > 0.0 && report.utilisation() <= 1.0);
+}
