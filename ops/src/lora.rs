@@ -4,6 +4,8 @@
 //! [`Projection::ALL`], then A before B: the order of [`zofo_hal::perturb::TensorId`].
 
 mod adapters;
+#[cfg(feature = "std")]
+mod files;
 mod host;
 
 use core::{fmt, str::FromStr};

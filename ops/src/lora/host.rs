@@ -8,7 +8,7 @@ use zofo_hal::{
     perturb::{Factor, Projection, TensorId},
 };
 
-use super::{LoraSpec, scale};
+use super::LoraSpec;
 use crate::{
     config::ModelConfig,
     llama::{linear_name, uniform},
@@ -108,46 +108,6 @@ impl HostAdapter {
             Factor::A => &m.a,
             Factor::B => &m.b,
         })
-    }
-}
-
-#[cfg(feature = "std")]
-impl From<&crate::files::Adapter> for HostAdapter {
-    fn from(adapter: &crate::files::Adapter) -> Self {
-        let modules = adapter.modules().iter().map(|(&(layer, linear), pair)| {
-            let scale = scale(pair.rank(), pair.alpha(), adapter.config().rslora);
-            ((layer, Projection::ALL[linear.index()]), HostLora { rank: pair.rank(), scale, a: pair.a().to_vec(), b: pair.b().to_vec() })
-        });
-        Self { modules: modules.collect() }
-    }
-}
-
-#[cfg(feature = "std")]
-impl HostAdapter {
-    /// The adapter in the form that is written to files; `spec` gives alpha and the rule of the scale.
-    ///
-    /// # Errors
-    /// Those of [`crate::files::Adapter::new`]; `InvalidArgument` where a module's scale is not the one that `spec` gives for its rank.
-    pub fn to_files(&self, config: &ModelConfig, spec: &LoraSpec) -> Result<crate::files::Adapter> {
-        use crate::files::{Adapter, AdapterConfig, LoraPair};
-        let mut modules = BTreeMap::new();
-        for (&(layer, p), m) in &self.modules {
-            if m.scale != scale(m.rank, spec.alpha, spec.rslora) {
-                return Err(Error::invalid(format!(
-                    "layer {layer}, {}: scale {} is not that of alpha {} at rank {}",
-                    p.name(),
-                    m.scale,
-                    spec.alpha,
-                    m.rank
-                )));
-            }
-            let linear = linear_name(p);
-            let pair = LoraPair::new(m.rank, spec.alpha, linear.shape(config), m.a.clone(), m.b.clone())?;
-            modules.insert((layer, linear), pair);
-        }
-        let mut header = AdapterConfig::new(spec.rank, spec.alpha);
-        header.rslora = spec.rslora;
-        Adapter::new(header, config, modules)
     }
 }
 

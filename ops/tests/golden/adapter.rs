@@ -21,7 +21,7 @@ fn base_and_adapted_model_give_the_golden_losses_and_logits() {
     assert!(host.modules.values().all(|m| f64::from(m.scale) == golden["scale"].as_f64().unwrap()));
     let ids: Vec<u32> = material::floats(&golden["prompt_ids"]).iter().map(|x| *x as u32).collect();
     let batch = MicroBatch::pack(&config, &[Sequence::predicting(ids, 0)]).unwrap();
-    for device in material::devices() {
+    for device in devices() {
         for (name, host) in [("base", HostAdapter::default()), ("adapter", host.clone())] {
             let mut rig = Rig::new(device.clone(), &source, &SliceSpec::whole(&config), &host);
             let batch = rig.batch(&batch);

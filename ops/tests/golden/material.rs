@@ -3,7 +3,6 @@
 use std::{fs, path::Path};
 
 use serde_json::Value;
-use zofo_hal::DeviceRef;
 use zofo_ops::files::ModelFiles;
 
 pub fn model(folder: &Path) -> ModelFiles {
@@ -16,9 +15,4 @@ pub fn json(path: &Path) -> Value {
 
 pub fn floats(v: &Value) -> Vec<f64> {
     v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
-}
-
-/// The devices a golden is met on: plain loops with f64 accumulation, and the SIMD backend.
-pub fn devices() -> Vec<DeviceRef> {
-    vec![super::common::reference()]
 }

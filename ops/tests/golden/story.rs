@@ -11,8 +11,6 @@ use zofo_ops::{
 
 use crate::{common::*, material};
 
-const TOKENS: usize = 220;
-
 fn rig(device: DeviceRef, folder: &std::path::Path) -> Rig {
     let source = material::model(folder);
     Rig::new(device, &source, &SliceSpec::whole(source.config()), &Default::default())
@@ -63,17 +61,19 @@ fn continues_once_upon_a_time_as_upstream_does() {
     assert!(expected.starts_with("Once upon a time, there was a little girl named Lily."));
     let folder = folder.join("hf");
     let tokenizer = Tokenizer::open(&folder).unwrap();
-    for device in material::devices() {
+    // Plain loops are slow: they read the first sentences.
+    for (device, tokens) in [(cpu(), 220), (reference(), 60)] {
         let mut rig = rig(device, &folder);
         // llama2.c prompts with nothing but the token that begins a text.
-        let ids = with_cache(&mut rig, &tokenizer.encode("", true).unwrap(), TOKENS);
+        let ids = with_cache(&mut rig, &tokenizer.encode("", true).unwrap(), tokens);
         let text = tokenizer.decode(&ids).unwrap();
         let text = text.trim_start();
-        assert!(text.len() > 400 && expected.starts_with(text), "{text}\n\nexpected\n\n{expected}");
-        // The same from the words themselves.
+        assert!(text.len() > 2 * tokens && expected.starts_with(text), "{text}\n\nexpected\n\n{expected}");
+        // The same from the words themselves, with a cache and without.
         let prompt = tokenizer.encode("Once upon a time", true).unwrap();
         assert_eq!(prompt, ids[..prompt.len()]);
-        assert_eq!(with_cache(&mut rig, &prompt, 40), ids[..prompt.len() + 40]);
-        assert_eq!(without_cache(&mut rig, &prompt, 40), ids[..prompt.len() + 40]);
+        let more = tokens - prompt.len();
+        assert_eq!(with_cache(&mut rig, &prompt, more), ids[..tokens]);
+        assert_eq!(without_cache(&mut rig, &prompt, more), ids[..tokens]);
     }
 }

@@ -87,7 +87,7 @@ fn cases(test: impl Fn(&Case<'_>, &Value)) {
     let Some(folder) = zofo_testkit::shared("models/stories260K/hf") else { return };
     let golden = material::json(&path);
     let source = material::model(&folder);
-    for device in material::devices() {
+    for device in devices() {
         for (name, targets) in [("qv", "q,v"), ("all", "all")] {
             let host = start(source.config(), &golden, targets.parse().unwrap());
             let run = &golden["runs"][name];

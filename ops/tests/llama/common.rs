@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use zofo_cpu::{CpuDevice, CpuOptions};
 use zofo_hal::{DeviceRef, TensorArg, op::Copies, perturb::*, reference::Reference};
 use zofo_ops::{
     Runner,
@@ -13,6 +14,16 @@ use zofo_ops::{
 
 pub fn reference() -> DeviceRef {
     Reference::new()
+}
+
+/// Two threads, the fastest instruction set.
+pub fn cpu() -> DeviceRef {
+    CpuDevice::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap()
+}
+
+/// Plain loops with f64 accumulation, and the SIMD backend.
+pub fn devices() -> [DeviceRef; 2] {
+    [reference(), cpu()]
 }
 
 pub fn model(config: ModelConfig) -> MemoryModel {

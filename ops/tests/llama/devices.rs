@@ -15,6 +15,7 @@ use zofo_ops::{
 use crate::common::*;
 
 struct Outcome {
+    decomposed: u64,
     loss: f64,
     grads: Vec<f32>,
     tangents: Vec<f64>,
@@ -45,7 +46,7 @@ fn everything(device: DeviceRef) -> Outcome {
     zo.step_zo(&mut rig.runner, 1e-2, &step).unwrap();
     let adapter = rig.adapters.to_host(&mut rig.runner).unwrap();
     rig.runner.synchronize().unwrap();
-    Outcome { loss, grads, tangents, adapter }
+    Outcome { decomposed: rig.runner.stats().decomposed, loss, grads, tangents, adapter }
 }
 
 /// Primitives round every intermediate to f32, the reference device rounds once per op: some 100 roundings apart, 100 * 2^-24 = 6e-6.
@@ -62,14 +63,30 @@ fn close(found: &Outcome, expected: &Outcome) {
 
 #[test]
 fn primitives_are_enough() {
-    let device: DeviceRef = Restricted::new(reference(), Allow::Primitives, "primitives alone");
-    close(&everything(device), &everything(reference()));
+    let found = everything(Restricted::new(reference(), Allow::Primitives, "primitives alone"));
+    assert!(found.decomposed > 200, "{}", found.decomposed);
+    close(&found, &everything(reference()));
 }
 
 #[test]
 fn a_forward_only_device_trains_through_decompositions() {
-    let device: DeviceRef = Restricted::new(reference(), Allow::Forward, "forward alone");
-    close(&everything(device), &everything(reference()));
+    let found = everything(Restricted::new(reference(), Allow::Forward, "forward alone"));
+    assert!((20..100).contains(&found.decomposed), "{}", found.decomposed);
+    close(&found, &everything(reference()));
+}
+
+/// The SIMD backend sums in f32, in another order.
+#[test]
+fn a_cpu_agrees_with_the_reference() {
+    let found = everything(cpu());
+    assert_eq!(found.decomposed, 0);
+    close(&found, &everything(reference()));
+}
+
+#[test]
+fn a_cpu_without_backward_ops_agrees_too() {
+    close(&everything(Restricted::new(cpu(), Allow::Forward, "npu0")), &everything(reference()));
+    close(&everything(Restricted::new(cpu(), Allow::Primitives, "npu1")), &everything(reference()));
 }
 
 /// The same kernels, late, in another thread, in buffers nobody else can see.

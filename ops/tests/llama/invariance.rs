@@ -1,11 +1,11 @@
 //! What must not change a bit: how sequences are packed, how much room a batch has, how layers are split.
 
-use zofo_hal::op::Copies;
+use zofo_hal::{DeviceRef, op::Copies};
 use zofo_ops::{
     Runner,
     batch::{Capacity, MicroBatch},
-    llama::{Importer, Input, SliceSpec, WeightSource},
-    lora::Targets,
+    llama::{Importer, Input, MemoryModel, SliceSpec, WeightSource},
+    lora::{HostAdapter, Targets},
 };
 
 use crate::common::*;
@@ -15,7 +15,14 @@ fn a_sequence_does_not_see_its_neighbours() {
     let source = tiny();
     let config = source.config().clone();
     let host = adapter(&config, &spec(2, Targets::ALL));
-    let mut rig = Rig::whole(reference(), &source, &host);
+    for device in devices() {
+        neighbours(device, &source, &host);
+    }
+}
+
+fn neighbours(device: DeviceRef, source: &MemoryModel, host: &HostAdapter) {
+    let config = source.config().clone();
+    let mut rig = Rig::whole(device, source, host);
     let all = sequences(&config, &[9, 1, 6]);
     let together = rig.batch(&MicroBatch::pack(&config, &all).unwrap());
     let h = rig.slice.forward(&mut rig.runner, &together, &rig.adapters, Input::Tokens).unwrap();
@@ -41,15 +48,17 @@ fn room_to_spare_does_not_change_a_bit() {
     let config = source.config().clone();
     let host = adapter(&config, &spec(2, Targets::ALL));
     let batch = packed(&config, &[7, 5]);
-    let run = |capacity: Capacity| {
-        let mut rig = Rig::whole(reference(), &source, &host);
-        let batch = rig.batch_of(&batch, capacity);
-        let loss = rig.forward_backward(&batch);
-        (loss.to_bits(), rig.grads())
-    };
-    let exact = run(Capacity::exact(&batch));
-    assert_eq!(exact, run(Capacity::of(&batch)));
-    assert_eq!(exact, run(Capacity { rows: 64, sequences: 9, labels: 40 }));
+    for device in devices() {
+        let run = |capacity: Capacity| {
+            let mut rig = Rig::whole(device.clone(), &source, &host);
+            let batch = rig.batch_of(&batch, capacity);
+            let loss = rig.forward_backward(&batch);
+            (loss.to_bits(), rig.grads())
+        };
+        let exact = run(Capacity::exact(&batch));
+        assert_eq!(exact, run(Capacity::of(&batch)));
+        assert_eq!(exact, run(Capacity { rows: 64, sequences: 9, labels: 40 }));
+    }
 }
 
 #[test]
@@ -74,10 +83,16 @@ fn buffers_are_used_again_for_the_next_batch() {
 #[test]
 fn a_split_model_gives_the_bits_of_the_whole() {
     let source = tiny();
+    let host = adapter(source.config(), &spec(2, Targets::ALL));
+    for device in devices() {
+        split(device, &source, &host);
+    }
+}
+
+fn split(device: DeviceRef, source: &MemoryModel, host: &HostAdapter) {
     let config = source.config().clone();
-    let host = adapter(&config, &spec(2, Targets::ALL));
     let batch = packed(&config, &[7, 5]);
-    let mut whole = Rig::whole(reference(), &source, &host);
+    let mut whole = Rig::whole(device, source, host);
     let whole_batch = whole.batch(&batch);
     let loss = whole.forward_backward(&whole_batch);
     let expected = whole.grads();
@@ -89,7 +104,7 @@ fn a_split_model_gives_the_bits_of_the_whole() {
             .windows(2)
             .map(|c| {
                 let spec = SliceSpec::new(&config, c[0]..c[1]).with_backward();
-                Rig::with(Runner::new(device.clone()).unwrap(), &mut importer, &source, &spec, &host)
+                Rig::with(Runner::new(device.clone()).unwrap(), &mut importer, source, &spec, host)
             })
             .collect();
         let batches: Vec<_> = parts.iter_mut().map(|p| p.batch(&batch)).collect();
