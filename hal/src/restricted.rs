@@ -5,7 +5,7 @@ use crate::{
     BufferRef, DType, DTypeUsage, Device, DeviceInfo, DeviceRef, EventRef, Features, Lacking, Limits, MemorySpace, MemoryStats, Op, Queue,
     QueueId, RecordingRef, Result, Support, TensorArg, TensorSpec, Usage, WeightData, WeightRef, WeightSpec,
 };
-use alloc::{boxed::Box, format, string::String, sync::Arc};
+use alloc::{boxed::Box, string::String, sync::Arc};
 use core::time::Duration;
 
 /// What a [`Restricted`] device still offers.
@@ -31,13 +31,6 @@ impl Allow {
             _ => None,
         }
     }
-
-    fn suffix(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Primitives => "primitives",
-        }
-    }
 }
 
 /// Another device with some of its ops taken away.
@@ -52,11 +45,11 @@ pub struct Restricted {
 }
 
 impl Restricted {
-    /// `inner` with only what `allow` leaves, called `label`. The fingerprint is the inner one with `+forward` or `+primitives` behind it.
+    /// `inner` with only what `allow` leaves, called `label`. The fingerprint stays the inner one: what it does run, it
+    /// runs as fast and with the same bits, and weights imported through either serve both.
     pub fn new(inner: DeviceRef, allow: Allow, label: impl Into<String>) -> Arc<Self> {
         let mut info = inner.info().clone();
         info.name = label.into();
-        info.fingerprint = format!("{}+{}", info.fingerprint, allow.suffix());
         Arc::new(Self { inner, allow, info: Arc::new(info) })
     }
 

@@ -177,9 +177,6 @@ impl Executor {
             return Err(Error::invalid(format!("{} devices for {stages} stages", setup.devices.len())));
         }
         setup.adapter.check(setup.source.config())?;
-        for (stage, d) in setup.plan.stages.iter().zip(&setup.devices) {
-            setup.estimator.check(d.compute).map_err(|e| e.with_device(stage.device.clone()))?;
-        }
         let importer = Arc::new(Mutex::new(Importer::new()));
         let specs: Vec<SliceSpec> = (0..stages).map(|s| worker::slice_spec(&setup, s)).collect();
         {

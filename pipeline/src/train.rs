@@ -154,6 +154,23 @@ impl Session {
     /// # Errors
     /// As [`Session::start`]; those of [`HostAdapter::check`].
     pub fn start_from(plan: Plan, devices: Vec<StageDevice>, source: SharedSource, spec: TrainSpec, adapter: HostAdapter) -> Result<Self> {
+        for (stage, d) in plan.stages.iter().zip(&devices) {
+            spec.estimator.check(d.compute).map_err(|e| e.with_device(stage.device.clone()))?;
+        }
+        Self::start_unchecked(plan, devices, source, spec, adapter)
+    }
+
+    /// As [`Session::start_from`], also for an estimator and a compute type that [`EstimatorSpec::check`] refuses together: to measure why.
+    ///
+    /// # Errors
+    /// As [`Session::start_from`], but for that refusal.
+    pub fn start_unchecked(
+        plan: Plan,
+        devices: Vec<StageDevice>,
+        source: SharedSource,
+        spec: TrainSpec,
+        adapter: HostAdapter,
+    ) -> Result<Self> {
         spec.check()?;
         let config = source.config().clone();
         let mut setup = Setup::new(plan, devices, source, adapter, spec.estimator.clone());

@@ -6,7 +6,7 @@ use common::*;
 use zofo_hal::{DType, DeviceRef, ErrorKind, reference::Reference};
 use zofo_ops::{
     Runner,
-    llama::{Factors, Importer, Slice, SliceSpec, WeightSource},
+    llama::{Factors, Importer, Slice, SliceSpec},
     lora::Adapters,
     optim::{Optimiser, Rule},
 };

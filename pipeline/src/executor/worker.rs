@@ -120,7 +120,7 @@ impl WorkerSetup {
         };
         let list = setup.plan.schedule.stages[stage].clone();
         let workload = setup.plan.schedule.workload.clone();
-        let mut worker = Worker {
+        let worker = Worker {
             stage,
             role,
             list,
@@ -327,7 +327,6 @@ impl Worker {
                 Ok(None)
             }
             Action::Update => Ok(None),
-            _ => Err(Error::unsupported(format!("this executor does not know the action {action}"))),
         }
     }
 

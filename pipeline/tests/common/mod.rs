@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zofo_hal::{Allow, DType, DeviceRef, Restricted, perturb::Projection, reference::Reference};
 use zofo_ops::{
     batch::Sequence,
-    llama::{MemoryModel, WeightSource},
+    llama::MemoryModel,
     lora::{HostAdapter, LoraSpec},
     optim::Rule,
 };

@@ -23,5 +23,5 @@ pub use model::Model;
 pub use options::TrainOptions;
 pub use summary::Summary;
 pub use trainer::{Run, Trainer, TrainerBuilder};
-pub use zofo_hal::{Error, ErrorKind, Result};
+pub use zofo_hal::{DType, Error, ErrorKind, Result};
 pub use zofo_pipeline::{cluster, estimator, order};

@@ -1,0 +1,13 @@
+//! The program as a user runs it: exit codes, messages, files.
+#![cfg(feature = "cli")]
+
+#[path = "program/bad_input.rs"]
+mod bad_input;
+#[path = "program/commands.rs"]
+mod commands;
+#[path = "program/interrupt.rs"]
+mod interrupt;
+#[path = "program/shared.rs"]
+mod shared;
+#[path = "program/support.rs"]
+mod support;

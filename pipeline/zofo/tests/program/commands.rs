@@ -1,0 +1,152 @@
+//! Commands that succeed, and what they leave.
+
+use serde_json::Value;
+
+use super::support::Place;
+
+#[test]
+fn training_leaves_a_run_folder() {
+    let place = Place::new();
+    let run = place.train(&["--steps", "12", "--lr", "0.02", "--out", "run"]).ok();
+    for part in ["npu0", "gpu1", "zeroth-order", "first-order", "step 1/12", "step 12/12", "macro-F1", "run/adapter"] {
+        assert!(run.out.contains(part), "`{part}` is not in {}", run.out);
+    }
+    let summary = place.json("run/summary.json");
+    for key in [
+        "loss_first",
+        "loss_last",
+        "f1_before",
+        "f1_after",
+        "samples_per_second",
+        "compute_utilisation",
+        "peak_rss_bytes",
+        "seconds",
+        "eval_loss_before",
+        "eval_loss_after",
+    ] {
+        assert!(summary[key].is_f64() || summary[key].is_u64(), "{key}: {summary}");
+    }
+    assert_eq!((&summary["steps"], &summary["times"], &summary["finished"]), (&12.into(), &"measured".into(), &true.into()));
+    let (before, after) = (summary["eval_loss_before"].as_f64().unwrap(), summary["eval_loss_after"].as_f64().unwrap());
+    assert!(after < 0.9 * before, "{before} -> {after}");
+    let utilisation = summary["compute_utilisation"].as_f64().unwrap();
+    assert!(utilisation > 0.0 && utilisation <= 1.0, "{utilisation}");
+
+    let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let steps: Vec<u64> = metrics.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (0..12).collect::<Vec<_>>());
+    assert_eq!(std::fs::read_to_string(place.path("run/journal.txt")).unwrap().lines().count(), 12);
+    let plan = place.json("run/plan.json");
+    assert_eq!(plan["stages"][0]["layers"], serde_json::json!([0, 1]));
+    assert_eq!(place.json("run/adapter/adapter_config.json")["peft_type"], "LORA");
+
+    // The scores of the summary are those of the program's own evaluation of the adapter.
+    let data = ["--data", "data.csv", "--template", r"{text}\nTopic:", "--label-column", "label", "--classes", "World,Sports"];
+    let eval = |more: &[&str]| place.run(&[&["eval", "--model", "model", "--json"], &data[..], more].concat()).ok();
+    let (base, tuned) = (eval(&[]), eval(&["--adapter", "run/adapter"]));
+    let loss = |o: &super::support::Outcome| serde_json::from_str::<Value>(&o.out).unwrap()["loss"].as_f64().unwrap();
+    assert!(loss(&tuned) < loss(&base));
+    assert_eq!(tuned.out, eval(&["--adapter", "run/adapter", "--threads", "1"]).out, "scores do not depend on threads");
+    let text = place.run(&[&["eval", "--model", "model"], &data[..]].concat()).ok();
+    assert!(text.out.contains("F1 by class") && text.out.contains("Sports"), "{}", text.out);
+
+    let generate = ["generate", "--model", "model", "--adapter", "run/adapter", "--prompt", "a late goal\nTopic:", "--max-tokens", "8"];
+    let text = place.run(&generate).ok();
+    assert!(text.out.starts_with("a late goal\nTopic:") && text.out.ends_with('\n'), "{}", text.out);
+    assert_eq!(text.out, place.run(&generate).ok().out);
+}
+
+#[test]
+fn json_is_one_object() {
+    let place = Place::new();
+    let run = place.train(&["--steps", "2", "--json"]).ok();
+    let summary: Value = serde_json::from_str(&run.out).unwrap();
+    assert_eq!(summary, place.json("runs/1/summary.json"));
+    place.train(&["--steps", "1", "--json", "--eval-samples", "0"]).ok();
+    assert!(place.path("runs/2/adapter").is_dir());
+    let devices: Value = serde_json::from_str(&place.run(&["devices", "--json"]).ok().out).unwrap();
+    assert_eq!(devices["devices"][0]["device"], "cpu:0");
+    let out = place.run(&["generate", "--model", "model", "--prompt", "a", "--max-tokens", "3", "--json"]).ok();
+    let generated: Value = serde_json::from_str(&out.out).unwrap();
+    assert_eq!(generated["prompt_tokens"], 2);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits() {
+    let place = Place::new();
+    let bits = |run: &str, more: &[&str]| {
+        place.train(&[&["--steps", "4", "--eval-samples", "0", "--out", run], more].concat()).ok();
+        std::fs::read(place.path(run).join("adapter/adapter_model.safetensors")).unwrap()
+    };
+    let first = bits("a", &[]);
+    assert!(first == bits("b", &[]));
+    assert!(first == bits("c", &["--threads", "2"]), "bits do not depend on threads");
+    assert!(first != bits("d", &["--seed", "1"]));
+}
+
+#[test]
+fn every_estimator_and_a_frozen_head() {
+    let place = Place::new();
+    let mut losses = Vec::new();
+    for (i, (estimator, more)) in [
+        ("cut-tangent", &[][..]),
+        ("guided", &["--targets", "o,down"]),
+        ("cut-difference", &["--two-sided"]),
+        ("loss-difference", &["--zo-optimizer", "sgd"]),
+        ("early-exit", &[]),
+        ("oracle", &[]),
+        ("cut-tangent", &["--freeze-head"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = format!("run{i}");
+        place.train(&[&["--steps", "2", "--estimator", estimator, "--eval-samples", "4", "--out", &out], more].concat()).ok();
+        losses.push(place.json(&format!("{out}/summary.json"))["loss_first"].as_f64().unwrap());
+    }
+    assert!(losses.iter().all(|l| (l - losses[0]).abs() < 0.05 * losses[0]), "the first batch is the same: {losses:?}");
+}
+
+#[test]
+fn plain_text_and_other_clusters() {
+    let place = Place::new();
+    place.write("text.jsonl", "{\"body\":\"once upon\"}\n{\"body\":\"a time\"}\n\n".repeat(10));
+    let one = "[[device]]\nname = \"one\"\nkind = \"bp\"\n";
+    for (name, cluster, schedule) in [
+        ("single", one.to_owned(), "single"),
+        ("gpipe", [one, "[[device]]\nname = \"two\"\nkind = \"bp\"\n"].concat(), "gpipe"),
+        (
+            "hybrid",
+            ["[[device]]\nname = \"npu\"\nkind = \"bp-free\"\ncompute = \"bf16\"\nlayers = 3\n", one, "layers = 1\n"].concat(),
+            "hybridop-head",
+        ),
+    ] {
+        place.write("c.toml", cluster);
+        let args = ["train", "--model", "model", "--data", "text.jsonl", "--text-column", "body", "--cluster", "c.toml", "--out", name];
+        place.run(&[&args[..], &["--steps", "3", "--batch", "4", "--directions", "2"]].concat()).ok();
+        let summary = place.json(&format!("{name}/summary.json"));
+        assert_eq!(summary["schedule"], schedule);
+        assert!(summary["f1_after"].is_null() && summary["eval_loss_after"].is_f64(), "{summary}");
+    }
+}
+
+#[test]
+fn evaluation_data_of_their_own() {
+    let place = Place::new();
+    place.write("test.csv", "title,body,class\n-,a late goal,Sports\n-,war in the east,World\n-,the cup final,Sports\n");
+    let eval = ["--eval-data", "test.csv", "--eval-template", r"{body}\nTopic:", "--eval-label-column", "class"];
+    place.train(&[&["--steps", "1", "--out", "run"], &eval[..]].concat()).ok();
+    assert_eq!(place.json("run/summary.json")["eval_examples"], 3);
+}
+
+#[test]
+fn help_has_examples() {
+    let place = Place::empty();
+    for command in ["train", "eval", "generate"] {
+        let help = place.run(&[command, "--help"]).ok();
+        assert!(help.out.contains("Examples:") && help.out.contains(&format!("zofo {command} --model")), "{}", help.out);
+    }
+    assert!(place.run(&["--version"]).ok().out.starts_with("zofo "));
+    let devices = place.run(&["devices"]).ok();
+    assert!(devices.out.contains("cpu:0") && devices.out.contains("all ops"), "{}", devices.out);
+}
