@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn narrowing_rounds_to_nearest_even() {
         // Every exponent, with mantissas around the halfway points of both types.
-        let tails = [0u32, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff, 0x1_8000, 0x7f_ffff, 0x7f_f000];
+        let tails =
+            [0u32, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff, 0x1_8000, 0x7f_ffff, 0x7f_f000];
         for exponent in 0..=255u32 {
             for tail in tails {
                 for sign in [0, 1 << 31] {

@@ -9,8 +9,8 @@
 //! - **Block of k**: [`KC`] steps, so that a right-hand panel of `KC x 16` stays in the first-level cache while all rows of the tile pass.
 //! - **Micro-kernel**: as many rows as the tier has registers for, 16 columns.
 //!
-//! The left operand is read where it lies (f32) or converted per block of k. The right one comes as panels `[k][16]`: where a weight has them
-//! already they are used in place, else they are made for the tile ([`pack`]).
+//! The left operand is read where it lies (f32) or converted per block of k. The right one comes as panels `[k][16]`: where a weight has
+//! them already they are used in place, else they are made for the tile ([`pack`]).
 
 mod job;
 mod kernel;

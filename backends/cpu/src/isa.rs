@@ -84,8 +84,8 @@ pub(crate) trait Task {
 
 /// Declares a function whose body is compiled once per tier: `name(tier, arguments)`. In the body `S` is the tier's [`Simd`].
 ///
-/// Bodies that do without `S` are plain loops, which the compiler vectorises for the tier; as nothing contracts products and sums, they give
-/// the same bits on every tier.
+/// Bodies that do without `S` are plain loops, which the compiler vectorises for the tier; as nothing contracts products and sums, they
+/// give the same bits on every tier.
 macro_rules! tiered {
     ($(#[$meta:meta])* fn $name:ident $(<$life:lifetime>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $out:ty)? $body:block) => {
         $(#[$meta])*
@@ -108,8 +108,12 @@ pub(crate) use tiered;
 
 /// The type, or nothing as `()`.
 macro_rules! output {
-    () => { () };
-    ($out:ty) => { $out };
+    () => {
+        ()
+    };
+    ($out:ty) => {
+        $out
+    };
 }
 pub(crate) use output;
 

@@ -9,14 +9,7 @@ mod matmul;
 mod primitive;
 mod update;
 
-use crate::{
-    gemm::Table,
-    isa::Tier,
-    memory::Block,
-    pool::Pool,
-    scratch::Carver,
-    view::Mat,
-};
+use crate::{gemm::Table, isa::Tier, memory::Block, pool::Pool, scratch::Carver, view::Mat};
 use zofo_hal::{
     DType, Error, Lacking, Op, Operand, Result, Support, TensorArg,
     op::OperandRef,
@@ -71,8 +64,8 @@ macro_rules! table {
         /// `Execution`.
         ///
         /// # Safety
-        /// `op` passed `Op::check_submit` on a queue whose lock is held, its buffers and weights are of this backend and not mapped, and the
-        /// scratch behind `cx` holds what [`workspace`] says.
+        /// `op` passed `Op::check_submit` on a queue whose lock is held, its buffers and weights are of this backend and not mapped, and
+        /// the scratch behind `cx` holds what [`workspace`] says.
         pub(crate) unsafe fn run(op: &Op<TensorArg>, cx: &Context<'_>) -> Result<()> {
             match op {
                 // Safety: the caller's promise.

@@ -36,7 +36,7 @@ pub(crate) fn sum(n: usize, f: impl Fn(usize) -> f32) -> f32 {
 
 /// e^x within 2 ulp; overflow gives infinity, underflow passes through the subnormals to 0, NaN stays NaN.
 ///
-/// x = n ln 2 + r with ln 2 split in two (Cody & Waite 1980), a polynomial of degree 6 in r, and 2^n applied in two factors.
+/// x = n ln 2 + r with ln 2 split in two (Cody & Waite 1980), a polynomial of degree 7 in r, and 2^n applied in two factors.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
@@ -46,8 +46,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     let shifted = x * core::f32::consts::LOG2_E + SHIFT;
     let n = (shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32);
     let nf = shifted - SHIFT;
-    let r = (x - nf * 0.693_359_375) - nf * -2.121_944_4e-4;
-    // Taylor's coefficients: at |r| <= ln 2 / 2 the remainder r^7 / 5040 is 2^-23 of an ulp's neighbourhood below 1.2e-7.
+    let r = (x - nf * (355.0 / 512.0)) - nf * -2.121_944_4e-4;
+    // Taylor's coefficients of (e^r - 1 - r) / r^2: at |r| <= ln 2 / 2 what is left out, r^8 / 8!, is below 6e-9 of the result.
     let p = 1.984_127e-4;
     let p = p * r + 1.388_888_9e-3;
     let p = p * r + 8.333_333e-3;

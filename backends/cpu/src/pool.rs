@@ -26,9 +26,8 @@ impl Pool {
         }
         #[cfg(feature = "std")]
         {
-            let build = || {
-                rayon::ThreadPoolBuilder::new().num_threads(threads - 1).thread_name(|i| std::format!("zofo-cpu-{}", i + 1)).build()
-            };
+            let build =
+                || rayon::ThreadPoolBuilder::new().num_threads(threads - 1).thread_name(|i| std::format!("zofo-cpu-{}", i + 1)).build();
             let refused = |e| {
                 let kind = zofo_hal::ErrorKind::OutOfMemory { requested: 0, available: None };
                 Error::new(kind, std::format!("cannot start {} worker threads: {e}; ask for fewer", threads - 1))
@@ -47,7 +46,8 @@ impl Pool {
         self.threads
     }
 
-    /// Calls `f(task, worker)` for every task below `tasks`; `worker` is below [`threads`](Self::threads) and no two calls at a time share one.
+    /// Calls `f(task, worker)` for every task below `tasks`; `worker` is below [`threads`](Self::threads), and no two calls at a time share
+    /// one.
     pub(crate) fn run(&self, tasks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         #[cfg(feature = "std")]
         if let (Some(workers), true) = (&self.workers, tasks > 1) {

@@ -212,9 +212,12 @@ impl Queue for CpuQueue {
 
 impl Drop for CpuQueue {
     fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        // An unfinished recording holds buffers, which hold this state.
+        state.recorder.cancel();
         // Buffers may outlive the queue; its scratch need not.
         if let Ok(empty) = Block::new(0, &self.core.counters, "a workspace") {
-            self.shared.lock().workspace = empty;
+            state.workspace = empty;
         }
     }
 }

@@ -8,9 +8,8 @@ fn main() -> ExitCode {
     let mut suite = Suite::new();
     for isa in Isa::available() {
         for threads in [1, 2] {
-            suite = suite.device(format!("{isa}-{threads}t"), move || {
-                Ok(CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa) })?)
-            });
+            suite = suite
+                .device(format!("{isa}-{threads}t"), move || Ok(CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa) })?));
         }
     }
     suite.run()

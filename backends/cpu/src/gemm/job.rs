@@ -29,9 +29,11 @@ pub(crate) struct Extension<'a> {
     pub(crate) sets: usize,
     /// Steps of a block's product.
     pub(crate) k: &'a (dyn Fn(usize) -> usize + Sync),
-    /// Writes the panels of block `set`, `n` columns from `n0` on, `[n / 16][k][16]`.
-    pub(crate) pack: &'a (dyn Fn(usize, usize, usize, &mut [f32]) + Sync),
+    pub(crate) pack: &'a PackPanels<'a>,
 }
+
+/// Writes the panels of block `set`, `n` columns from `n0` on, `[n / 16][k][16]`: arguments `set, n0, n, panels`.
+pub(crate) type PackPanels<'a> = dyn Fn(usize, usize, usize, &mut [f32]) + Sync + 'a;
 
 /// What becomes of accumulators: `out = alpha acc + beta out + bias`.
 #[derive(Clone, Copy)]
@@ -104,8 +106,8 @@ pub(crate) struct JobScratch {
 }
 
 impl JobScratch {
-    /// Cuts scratch for a product with a right operand of `group` (see [`Right::group_of`]), up to `m` rows and `n` columns, and an extension
-    /// of `sets * width` steps.
+    /// Cuts scratch for a product with a right operand of `group` (see [`Right::group_of`]), up to `m` rows and `n` columns, and an
+    /// extension of `sets * width` steps.
     pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize, group: usize, extension: usize, spread: bool) -> Self {
         let (m, n) = (m.min(MC), n.next_multiple_of(NR).min(NC));
         Self {
@@ -265,7 +267,10 @@ impl Job<'_> {
             unsafe {
                 let right = Right::packed(panels.part(set * x.width * tile.ld, k * tile.ld).ptr(), n, k);
                 let pointers = pointers.part(0, numbers.len()).get_mut();
-                pointers.iter_mut().zip(numbers.clone()).for_each(|(p, i)| *p = x.left.part(i * x.width, x.width).ptr().cast_const().cast());
+                pointers
+                    .iter_mut()
+                    .zip(numbers.clone())
+                    .for_each(|(p, i)| *p = x.left.part(i * x.width, x.width).ptr().cast_const().cast());
                 let left = super::Left::Rows { rows: pointers, dtype: zofo_hal::DType::F32 };
                 let e = Extent { m: numbers.len(), n0: 0, n, k, right_k: 0, fresh: false };
                 product(cx.gemm, &left, &right, e, tile, packing);

@@ -40,7 +40,16 @@ macro_rules! table {
             // Safety: called only through the table of a tier that is available; the rest is the caller's promise.
             $(#[target_feature(enable = $features)])?
             #[allow(clippy::too_many_arguments)]
-            unsafe fn sweep(kc: usize, rows: &[*const f32], b: *const f32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
+            unsafe fn sweep(
+                kc: usize,
+                rows: &[*const f32],
+                b: *const f32,
+                distance: usize,
+                np: usize,
+                c: *mut f32,
+                ldc: usize,
+                fresh: bool,
+            ) {
                 unsafe { super::sweep::<$simd>(kc, rows, b, distance, np, c, ldc, fresh) }
             }
 
@@ -65,16 +74,7 @@ table!(neon, simd::Neon);
 /// Every row is valid for `kc` elements, every panel for `kc * 16`, `c` for all rows and panels; the tier's features are there.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn sweep<S: Simd>(
-    kc: usize,
-    rows: &[*const f32],
-    b: *const f32,
-    distance: usize,
-    np: usize,
-    c: *mut f32,
-    ldc: usize,
-    fresh: bool,
-) {
+unsafe fn sweep<S: Simd>(kc: usize, rows: &[*const f32], b: *const f32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
     let whole = rows.len() - rows.len() % S::MR;
     // Safety: rows, panels and accumulators below are those of the caller's promise.
     unsafe {
@@ -148,27 +148,24 @@ unsafe fn micro<S: Simd, const M: usize, const P: usize>(
         let a: [*const f32; M] = core::array::from_fn(|i| *rows.add(i));
         let mut acc = [[S::zero(); P]; M];
         if !fresh {
-            for i in 0..M {
-                for p in 0..P {
-                    acc[i][p] = S::load(c.add(i * ldc + p * NR));
+            for (i, row) in acc.iter_mut().enumerate() {
+                for (p, acc) in row.iter_mut().enumerate() {
+                    *acc = S::load(c.add(i * ldc + p * NR));
                 }
             }
         }
         for k in 0..kc {
-            let mut v = [S::zero(); P];
-            for p in 0..P {
-                v[p] = S::load(b.add(p * distance + k * NR));
-            }
-            for i in 0..M {
-                let x = S::splat(a[i].add(k));
-                for p in 0..P {
-                    acc[i][p] = S::fma(acc[i][p], x, v[p]);
+            let v: [S::V; P] = core::array::from_fn(|p| S::load(b.add(p * distance + k * NR)));
+            for (row, a) in acc.iter_mut().zip(&a) {
+                let x = S::splat(a.add(k));
+                for (acc, v) in row.iter_mut().zip(&v) {
+                    *acc = S::fma(*acc, x, *v);
                 }
             }
         }
-        for i in 0..M {
-            for p in 0..P {
-                S::store(c.add(i * ldc + p * NR), acc[i][p]);
+        for (i, row) in acc.into_iter().enumerate() {
+            for (p, acc) in row.into_iter().enumerate() {
+                S::store(c.add(i * ldc + p * NR), acc);
             }
         }
     }

@@ -236,7 +236,7 @@ impl<'a> Right<'a> {
             if valid < NR {
                 square.fill(0.0);
             }
-            assert!(k0 % NR == 0);
+            assert!(k0.is_multiple_of(NR));
             for k in (0..kc).step_by(NR) {
                 let src = self.data.add((((k0 + k) / NR) * self.cols + p * NR) * NR * size);
                 let to = dst.part(k * NR, NR * NR).ptr();
@@ -257,7 +257,7 @@ impl<'a> Right<'a> {
         // Safety: rows and steps are within the operand; scratch is this thread's and as large as the block.
         unsafe {
             let mut done = 0;
-            if self.dtype == DType::F32 && valid == NR && self.pitch % 4 == 0 {
+            if self.dtype == DType::F32 && valid == NR && self.pitch.is_multiple_of(4) {
                 while done + NR <= kc {
                     (table.transpose)(row(0).cast::<f32>().add(k0 + done), self.pitch / 4, dst.part(done * NR, NR * NR).ptr());
                     done += NR;
@@ -291,8 +291,8 @@ impl<'a> Right<'a> {
         let (first, end) = (p0 * NR, min((p0 + np) * NR, self.cols));
         let n = end - first;
         let (block, bytes) = self.dtype.block();
-        // Safety: rows k0 .. k0 + kc and columns first .. end are within the operand; scratch is this thread's. A quantised group begins with a
-        // block (see `Extent::n0`) and ends with one or with the row.
+        // Safety: rows k0 .. k0 + kc and columns first .. end are within the operand; scratch is this thread's. A quantised group begins
+        // with a block (see `Extent::n0`) and ends with one or with the row.
         unsafe {
             let panels = packing.panels.part(0, np * KC * NR).get_mut();
             let row = packing.rows.part(0, NR * NR).get_mut();

@@ -17,7 +17,8 @@ use zofo_hal::{
 
 tiered! {
     fn rope_rows(
-        numbers: Range<usize>, rows: Rows, x: Mat, positions: Mat, cos: Mat, sin: Mat, out: Mat, pairing: Pairing, head_dim: usize, inverse: bool,
+        numbers: Range<usize>, rows: Rows, x: Mat, positions: Mat, cos: Mat, sin: Mat, out: Mat, pairing: Pairing, head_dim: usize,
+        inverse: bool,
     ) {
         const N: usize = CHUNK / 2;
         let (mut u, mut v, mut both) = ([0.0f32; N], [0.0f32; N], [0.0f32; CHUNK]);
@@ -191,7 +192,9 @@ pub(super) fn masked_softmax_scratch<T: Operand>(op: &MaskedSoftmax<T>, threads:
 }
 
 tiered! {
-    fn masked_softmax_rows<'a>(rows: Range<usize>, sequences: Sequences, scores: Mat, out: Mat, lse: Option<Mat>, scale: f32, room: &'a mut [f32]) {
+    fn masked_softmax_rows<'a>(
+        rows: Range<usize>, sequences: Sequences, scores: Mat, out: Mat, lse: Option<Mat>, scale: f32, room: &'a mut [f32],
+    ) {
         for i in rows {
             let s = sequences.of(i);
             let (first, n) = (sequences.keys(s).start, sequences.seen(s, i));
@@ -325,8 +328,8 @@ pub(super) fn attention_scratch<T: Operand>(op: &Attention<T>, threads: usize, c
 tiered! {
     /// Queries `rows` of key head `g` in block `block`, and in tangent form of all blocks.
     fn attention_rows<'a>(
-        rows: Range<usize>, g: usize, block: usize, sequences: Sequences, copies: Copies, shape: AttentionShape, q: Mat, k: Mat, v: Mat, out: Mat,
-        lse: Option<Mat>, room: &'a AttentionScratch, worker: usize,
+        rows: Range<usize>, g: usize, block: usize, sequences: Sequences, copies: Copies, shape: AttentionShape, q: Mat, k: Mat, v: Mat,
+        out: Mat, lse: Option<Mat>, room: &'a AttentionScratch, worker: usize,
     ) {
         let blocks = copies.total();
         let (queries, keys) = (q.rows / blocks, k.rows / blocks);

@@ -57,11 +57,15 @@ struct Operands {
 
 tiered! {
     /// Sequence `s`, key head `g`.
-    fn head<'a>(s: usize, g: usize, sequences: Sequences, shape: AttentionShape, m: &'a Operands, room: &'a BackwardScratch, worker: usize) {
+    fn head<'a>(
+        s: usize, g: usize, sequences: Sequences, shape: AttentionShape, m: &'a Operands, room: &'a BackwardScratch, worker: usize,
+    ) {
         let (d, group) = (shape.head_dim, shape.heads / shape.kv_heads);
         let kv = sequences.keys(s);
         // Safety: the worker's slabs.
-        let ([p, ds], [q, out, dout, dq]) = unsafe { (room.scores.map(|s| s.of(worker).get_mut()), room.rows.map(|s| s.of(worker).get_mut())) };
+        let [p, ds] = room.scores.map(|s| unsafe { s.of(worker).get_mut() });
+        // Safety: as above.
+        let [q, out, dout, dq] = room.rows.map(|s| unsafe { s.of(worker).get_mut() });
         // Safety: as above.
         let [dk, dv] = room.sums.map(|s| unsafe { s.of(worker).part(0, kv.len() * d).get_mut() });
         // Safety: k and v are read only; the slabs are the worker's.

@@ -128,17 +128,8 @@ pub(super) unsafe fn lora_matmul_backward(op: &LoraMatMulBackward<TensorArg>, cx
     // Safety: shapes were checked with the op; `u` is written by the first product and read by the others; outputs overlap nothing.
     unsafe {
         let u = Mat::raw(scratch.u.ptr(), x.rows, rank, rank);
-        let job = |left, right, rows, n, k, epilogue| Job {
-            left,
-            right,
-            rows,
-            n,
-            k,
-            spread: 1,
-            spread_product: true,
-            extension: None,
-            epilogue,
-        };
+        let job =
+            |left, right, rows, n, k, epilogue| Job { left, right, rows, n, k, spread: 1, spread_product: true, extension: None, epilogue };
         let scaled = Epilogue { alpha: op.scale, ..Epilogue::new(u, rows) };
         job(JobLeft::Rows(dout), Right::matrix(b, true), rows, rank, outputs, scaled).run(cx, &scratch.jobs[0]);
         if let Some(dx) = dx {

@@ -31,8 +31,7 @@ pub(super) unsafe fn matmul(op: &MatMul<TensorArg>, cx: &Context<'_>) -> Result<
         true => (JobLeft::Columns(a, counted), Rows::new(out.rows, 1, None)?, counted.len()),
         false => (JobLeft::Rows(a), counted, a.cols),
     };
-    let epilogue =
-        Epilogue { alpha: op.alpha, beta: op.beta, bias, tangents: !tn && op.copies.is_tangent(1), ..Epilogue::new(out, rows) };
+    let epilogue = Epilogue { alpha: op.alpha, beta: op.beta, bias, tangents: !tn && op.copies.is_tangent(1), ..Epilogue::new(out, rows) };
     let job = Job { left, right, rows, n: out.cols, k, spread: 1, spread_product: true, extension: None, epilogue };
     // Safety: the op's check has compared all shapes; outputs overlap nothing.
     unsafe { job.run(cx, &matmul_scratch(op, cx.pool.threads(), &mut cx.carver())) };

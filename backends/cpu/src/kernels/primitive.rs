@@ -73,7 +73,9 @@ fn load_broadcast(b: &Mat, cols: usize, r: usize, c: usize, out: &mut [f32]) {
 }
 
 tiered! {
-    fn scaled_add_pieces(pieces: Range<usize>, grid: Grid, rows: Rows, a: Mat, b: Option<Mat>, out: Mat, alpha: f32, beta: f32, gamma: f32) {
+    fn scaled_add_pieces(
+        pieces: Range<usize>, grid: Grid, rows: Rows, a: Mat, b: Option<Mat>, out: Mat, alpha: f32, beta: f32, gamma: f32,
+    ) {
         let (mut x, mut y) = ([0.0f32; CHUNK], [0.0f32; CHUNK]);
         for piece in pieces {
             let (i, c, n) = grid.at(piece);

@@ -44,7 +44,8 @@ fn adamw_rule(h: &HyperParams, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut 
 tiered! {
     /// One rule on pieces of a tensor; the gradient is a tensor, or the noise of several directions.
     fn update_pieces<'a>(
-        pieces: Range<usize>, grid: Grid, h: HyperParams, param: Mat, moments: Option<(Mat, Mat)>, grad: Option<Mat>, zo: Option<&'a Directions>,
+        pieces: Range<usize>, grid: Grid, h: HyperParams, param: Mat, moments: Option<(Mat, Mat)>, grad: Option<Mat>,
+        zo: Option<&'a Directions>,
     ) {
         let (mut p, mut g, mut m, mut v) = ([0.0f32; CHUNK], [0.0f32; CHUNK], [0.0f32; CHUNK], [0.0f32; CHUNK]);
         for piece in pieces {

@@ -1,0 +1,126 @@
+//! What is the CPU's own: options, memory that devices share, weights kept in place.
+
+use std::sync::Arc;
+use zofo_cpu::{CpuDevice, CpuDriver, CpuOptions, Isa};
+use zofo_hal::op::{Copy, MatMul, Orientation};
+use zofo_hal::{
+    DType, Device, Driver, ErrorKind, MemorySpace, OpenOptions, SharedBytes, TensorSpec, Usage, Uses, WeightData, WeightSpec, alloc_tensor,
+};
+
+fn device(threads: usize) -> Arc<CpuDevice> {
+    CpuDevice::new(CpuOptions { threads: Some(threads), isa: None }).unwrap()
+}
+
+#[test]
+fn a_device_says_what_it_is() {
+    let d = device(2);
+    assert_eq!(d.info().name, format!("CPU, 2 threads, {}", d.isa()));
+    assert_eq!((d.threads(), d.space()), (2, MemorySpace::HOST));
+    assert!(CpuDevice::new(CpuOptions { threads: Some(0), isa: None }).is_err());
+    let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+    let e = CpuDevice::new(CpuOptions { threads: None, isa: Some(foreign) }).err().unwrap();
+    assert!(e.to_string().contains("scalar"), "{e}");
+}
+
+#[test]
+fn the_driver_opens_one_cpu() {
+    assert_eq!(CpuDriver.devices().unwrap().len(), 1);
+    assert!(CpuDriver.open(0, &OpenOptions::default().threads(1)).is_ok());
+    assert!(CpuDriver.open(1, &OpenOptions::default()).is_err());
+}
+
+#[test]
+fn devices_share_weights_and_frozen_buffers() {
+    let (a, b) = (device(1), device(2));
+    let spec = WeightSpec { dtype: DType::F32, rows: 1, cols: 1, uses: Uses::FORWARD };
+    let w = a.import_weight(&spec, WeightData::Borrowed(&3.0f32.to_le_bytes())).unwrap();
+    let (qa, qb) = (a.create_queue().unwrap(), b.create_queue().unwrap());
+    let one = TensorSpec::new(DType::F32, 1, 1);
+    let x = alloc_tensor(&*qa, one, Usage::Activations).unwrap();
+    x.buffer.map_write(0..4).unwrap().cast::<f32>()[0] = 2.0;
+    let y = alloc_tensor(&*qb, one, Usage::Activations).unwrap();
+    let op = MatMul::new(x.clone(), &w, y.clone(), Orientation::Nt).into();
+    assert_eq!(qb.submit(&op).err().map(|e| e.kind().clone()), Some(ErrorKind::InvalidArgument));
+    x.buffer.freeze().unwrap();
+    qb.submit(&op).unwrap();
+    assert_eq!(y.buffer.map_read(0..4).unwrap().cast::<f32>(), [6.0]);
+}
+
+#[test]
+fn a_buffer_outlives_its_queue() {
+    let d = device(1);
+    let q = d.create_queue().unwrap();
+    let b = q.alloc(16, Usage::Activations).unwrap();
+    drop(q);
+    drop(d);
+    b.map_write(0..16).unwrap()[3] = 7;
+    assert_eq!(b.map_read(3..4).unwrap()[0], 7);
+}
+
+struct File(Vec<u8>);
+
+impl AsRef<[u8]> for File {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[test]
+fn quantised_weights_and_tables_stay_where_they_are() {
+    let d = device(1);
+    let file: SharedBytes = Arc::new(File(vec![0; 34 * 4 + 3]));
+    let spec = WeightSpec { dtype: DType::Q8_0, rows: 2, cols: 64, uses: Uses::ALL };
+    let before = d.memory();
+    // At an odd offset, as in a file.
+    let w = d.import_weight(&spec, WeightData::Shared(file.clone(), 3..139)).unwrap();
+    let table = WeightSpec { dtype: DType::Bf16, rows: 2, cols: 34, uses: Uses { gather: true, ..Uses::default() } };
+    let t = d.import_weight(&table, WeightData::Shared(file.clone(), 0..136)).unwrap();
+    assert_eq!((w.bytes(), t.bytes()), (136, 136));
+    assert_eq!(d.memory(), before, "nothing is allocated for shared bytes in place");
+    assert_eq!(Arc::strong_count(&file), 3);
+}
+
+#[test]
+fn bytes_that_do_not_fit_are_refused() {
+    let d = device(1);
+    let spec = |dtype, cols| WeightSpec { dtype, rows: 2, cols, uses: Uses::FORWARD };
+    for (spec, bytes, kind) in [
+        (spec(DType::F32, 4), 31, ErrorKind::InvalidArgument),
+        (spec(DType::Q4K, 100), 144, ErrorKind::InvalidArgument),
+        (spec(DType::U32, 4), 32, ErrorKind::Unsupported),
+        (spec(DType::F32, usize::MAX / 8), 32, ErrorKind::InvalidArgument),
+    ] {
+        let e = d.import_weight(&spec, WeightData::Borrowed(&vec![0; bytes])).err().unwrap();
+        assert_eq!(e.kind(), &kind, "{e}");
+    }
+}
+
+#[test]
+fn a_steady_state_allocates_nothing() {
+    let d = device(2);
+    let q = d.create_queue().unwrap();
+    let spec = TensorSpec::new(DType::F32, 64, 64);
+    let [a, b, c] = [(); 3].map(|()| alloc_tensor(&*q, spec, Usage::Activations).unwrap());
+    let op = MatMul::new(a, b, c.clone(), Orientation::Nt).into();
+    q.reserve(d.workspace(&zofo_hal::Op::spec(&op))).unwrap();
+    let before = d.memory();
+    for _ in 0..5 {
+        q.submit(&op).unwrap();
+    }
+    assert_eq!(d.memory(), before);
+    q.close().unwrap();
+    assert!(d.memory().in_use < before.in_use, "the workspace goes with its queue");
+}
+
+#[test]
+fn ops_of_a_mapped_buffer_are_refused_on_every_thread() {
+    let d = device(1);
+    let q = d.create_queue().unwrap();
+    let spec = TensorSpec::new(DType::F32, 1, 4);
+    let (a, b) = (alloc_tensor(&*q, spec, Usage::Activations).unwrap(), alloc_tensor(&*q, spec, Usage::Activations).unwrap());
+    let op = Copy::new(a.clone(), b.clone()).into();
+    let guard = a.buffer.map_read(0..16).unwrap();
+    std::thread::scope(|s| s.spawn(|| assert!(q.submit(&op).is_err())).join().unwrap());
+    drop(guard);
+    q.submit(&op).unwrap();
+}
