@@ -66,18 +66,23 @@ impl Subject {
         self.shared.get_or_init(|| (self.factory)()).clone()
     }
 
-    fn run(&self, name: &str, body: &Body) -> Result<(), Failed> {
+    /// The device for a test; `None` where this machine has none.
+    fn device(&self, body: &Body) -> Result<Option<DeviceRef>, Failed> {
         let device = match body {
             Body::Shared(_) => self.shared(),
             Body::Alone(_) => (self.factory)(),
         };
-        let device = match device {
-            Ok(device) => device,
-            Err(e) if matches!(e.kind(), ErrorKind::BackendUnavailable { .. }) => {
-                zofo_testkit::record_skip(&format!("conformance::{name}"), &format!("{}: no device", self.label));
-                return Ok(());
-            }
-            Err(e) => return Err(format!("the factory fails: {e:?}").into()),
+        match device {
+            Ok(device) => Ok(Some(device)),
+            Err(e) if matches!(e.kind(), ErrorKind::BackendUnavailable { .. }) => Ok(None),
+            Err(e) => Err(format!("the factory fails: {e:?}").into()),
+        }
+    }
+
+    fn run(&self, name: &str, body: &Body) -> Result<(), Failed> {
+        let Some(device) = self.device(body)? else {
+            zofo_testkit::record_skip(&format!("conformance::{name}"), "no device");
+            return Ok(());
         };
         let outcome = match body {
             Body::Shared(f) => Bench::new(device).and_then(|bench| f(&bench)),
@@ -132,5 +137,36 @@ impl Suite {
             }
         }
         libtest_mimic::run(&args, trials).exit_code()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use zofo_hal::Error;
+
+    fn subject(kind: ErrorKind) -> Subject {
+        let factory = move || Err(Error::new(kind.clone(), "no"));
+        Subject { label: String::new(), factory: Box::new(factory), shared: OnceLock::new() }
+    }
+
+    /// A missing device is a skip, a broken one a failure.
+    #[test]
+    fn only_a_missing_backend_skips() {
+        let missing = subject(ErrorKind::BackendUnavailable { searched: Box::default(), hint: String::new() });
+        let broken = subject(ErrorKind::OutOfMemory { requested: 1, available: None });
+        for body in [Body::Shared(Box::new(|_| Ok(()))), Body::Alone(Box::new(|_| Ok(())))] {
+            assert!(missing.device(&body).unwrap().is_none());
+            assert!(broken.device(&body).is_err());
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut tests = Tests::default();
+        crate::tests(&mut tests);
+        let names: HashSet<_> = tests.list().iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), tests.list().len());
     }
 }

@@ -53,7 +53,7 @@ impl ToyBuffer {
 
     /// Writes for a kernel.
     pub fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        f(bytemuck::cast_slice_mut(Arc::make_mut(&mut lock(&self.cell).words)))
+        f(bytemuck::cast_slice_mut(Arc::make_mut(&mut lock(&self.cell).words).as_mut_slice()))
     }
 
     /// Moves it to the queue `to`; `from` is the queue of the event.
@@ -183,7 +183,7 @@ impl Deref for Writing<'_> {
 
 impl DerefMut for Writing<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(Arc::make_mut(&mut self.words))[self.range.clone()]
+        &mut bytemuck::cast_slice_mut(Arc::make_mut(&mut self.words).as_mut_slice())[self.range.clone()]
     }
 }
 

@@ -60,18 +60,16 @@ fn wide(w: DType) -> usize {
     40usize.next_multiple_of(w.block().0)
 }
 
-/// Shapes whose weight rows are whole blocks.
+/// Shapes whose weight rows are whole blocks; the larger the blocks, the fewer other rows and columns are needed to fill all tiles.
 fn weight_shapes(w: DType, o: Orientation) -> Vec<[usize; 3]> {
     let block = w.block().0;
     let whole = |n: usize| n.next_multiple_of(block);
-    SHAPES
-        .iter()
-        .map(|&[m, k, n]| match o {
-            Orientation::Nt => [m, whole(k), n],
-            _ => [m, k, whole(n)],
-        })
-        .chain([[5, whole(2 * block), whole(2 * block)]])
-        .collect()
+    let small = SHAPES.iter().filter(|[m, ..]| *m < 60);
+    let shape = |[m, k, n]: [usize; 3]| match o {
+        Orientation::Nt => [m, whole(k), n],
+        _ => [m, k, whole(n)],
+    };
+    small.copied().chain([[35, 131, 41], [5, 2 * block, 2 * block]]).map(shape).collect()
 }
 
 struct Product {
