@@ -246,6 +246,7 @@ impl Slot {
 
 /// The norm behind `sum_squares` (of all stages, in canonical order), and the factor that keeps it within `max_norm`, as PyTorch's
 /// `clip_grad_norm_` computes it. `max_norm` 0 or below means no clipping.
+/// A norm that is not finite is returned as it is; no factor mends such gradients, so do not step then.
 pub fn clip(sum_squares: &[f32], max_norm: f64) -> (f64, f32) {
     let norm = libm::sqrt(sum_squares.iter().map(|s| f64::from(*s)).sum());
     let scale = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) as f32 } else { 1.0 };

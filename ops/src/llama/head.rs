@@ -30,9 +30,9 @@ impl LossOut {
     /// # Errors
     /// The queue's sticky error.
     pub fn sums(&self, runner: &mut Runner) -> Result<Vec<f64>> {
-        let per_copy = self.losses.spec.cols;
+        let [copies, labels] = self.losses.spec.shape();
         let losses = runner.read_f32(&self.losses)?;
-        Ok(losses.chunks(per_copy).map(|copy| copy.iter().map(|l| f64::from(*l)).sum()).collect())
+        Ok((0..copies).map(|c| losses[c * labels..][..labels].iter().map(|l| f64::from(*l)).sum()).collect())
     }
 }
 

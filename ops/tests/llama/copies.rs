@@ -136,9 +136,8 @@ fn differences_tend_to_the_slope() {
         let error = |q: usize| ((sums[q + 1] - sums[0]) / batch.labels() as f64 / f64::from(eps) - slopes[q]).abs();
         errors.push([error(0), error(1)]);
     }
-    for q in 0..2 {
-        let [coarse, fine] = [errors[0][q], errors[1][q]];
-        assert!(fine < coarse / 5.0 + 2e-3, "direction {q}: {coarse} at 1e-2, {fine} at 1e-3");
+    for (coarse, fine) in errors[0].iter().zip(errors[1]) {
+        assert!(fine < coarse / 5.0 + 2e-3, "{coarse} at 1e-2, {fine} at 1e-3");
     }
 }
 

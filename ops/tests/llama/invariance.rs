@@ -3,7 +3,7 @@
 use zofo_hal::{DeviceRef, op::Copies};
 use zofo_ops::{
     Runner,
-    batch::{Capacity, MicroBatch},
+    batch::{Capacity, MicroBatch, Sequence},
     llama::{Importer, Input, MemoryModel, SliceSpec, WeightSource},
     lora::{HostAdapter, Targets},
 };
@@ -138,5 +138,21 @@ fn split(device: DeviceRef, source: &MemoryModel, host: &HostAdapter) {
         }
         assert!(dh.is_none());
         assert!(grads == expected, "cuts at {cuts:?}");
+    }
+}
+
+#[test]
+fn a_batch_without_labels_has_no_loss() {
+    let source = tiny();
+    let config = source.config().clone();
+    let batch = MicroBatch::pack(&config, &[Sequence::unlabelled(vec![1, 2, 3])]).unwrap();
+    for device in devices() {
+        let mut rig = Rig::whole(device, &source, &Default::default());
+        let batch = rig.batch_of(&batch, Capacity::exact(&batch));
+        let h = rig.slice.forward(&mut rig.runner, &batch, &rig.adapters, Input::Tokens).unwrap();
+        let out = rig.slice.loss(&mut rig.runner, &batch, &h, Copies::BASE, true).unwrap();
+        assert_eq!(out.sums(&mut rig.runner).unwrap(), [0.0]);
+        let dh = rig.slice.loss_backward(&mut rig.runner, &batch, out.saved.unwrap()).unwrap();
+        assert!(rig.rows(&dh, &batch).iter().all(|g| *g == 0.0));
     }
 }
