@@ -22,13 +22,13 @@ pub enum Command {
     /// What this host has, and what each device supports
     Devices(DevicesArgs),
     /// Train an adapter
-    #[command(after_help = TRAIN_EXAMPLES)]
+    #[command(after_help = TRAIN_EXAMPLES, args_override_self = true)]
     Train(Box<TrainArgs>),
     /// Score a model, with or without an adapter, on labelled examples or text
-    #[command(after_help = EVAL_EXAMPLES)]
+    #[command(after_help = EVAL_EXAMPLES, args_override_self = true)]
     Eval(Box<EvalArgs>),
     /// Continue a prompt
-    #[command(after_help = GENERATE_EXAMPLES)]
+    #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(GenerateArgs),
 }
 
@@ -140,7 +140,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "R", default_value_t = defaults().rank, help_heading = "Training")]
     pub rank: usize,
     /// LoRA alpha [default: twice the rank]
-    #[arg(long, value_name = "A", help_heading = "Training")]
+    #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = "Training")]
     pub alpha: Option<f32>,
     /// Adapted projections out of q,k,v,o,gate,up,down, or all [default: q,v; o,down for guided]
     #[arg(long, value_name = "q,v,...", help_heading = "Training")]
@@ -149,10 +149,10 @@ pub struct TrainArgs {
     #[arg(long, value_name = "S", default_value_t = defaults().seed, help_heading = "Training")]
     pub seed: u64,
     /// Learning rate of stages that backpropagate (AdamW)
-    #[arg(long, value_name = "LR", default_value_t = defaults().lr, help_heading = "Training")]
+    #[arg(long, value_name = "LR", allow_negative_numbers = true, default_value_t = defaults().lr, help_heading = "Training")]
     pub lr: f64,
     /// Largest norm of the exact gradient, 0 for any
-    #[arg(long, value_name = "NORM", default_value_t = defaults().clip, help_heading = "Training")]
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true, default_value_t = defaults().clip, help_heading = "Training")]
     pub clip: f64,
     /// Steps over which the learning rates rise from 0
     #[arg(long, value_name = "N", default_value_t = defaults().warmup, help_heading = "Training")]
@@ -173,19 +173,19 @@ pub struct TrainArgs {
     #[arg(long, value_name = "Q", default_value_t = defaults().directions, help_heading = "Zeroth-order stages")]
     pub directions: u32,
     /// Their learning rate [default: that of the others for guided, else a fifth of it]
-    #[arg(long, value_name = "LR", help_heading = "Zeroth-order stages")]
+    #[arg(long, value_name = "LR", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
     pub zo_lr: Option<f64>,
     /// Their optimiser: adamw, sgd
     #[arg(long, value_name = "NAME", value_parser = optimiser, default_value = "adamw", help_heading = "Zeroth-order stages")]
     pub zo_optimizer: OptimiserName,
     /// Step of the difference estimators [default: the measured one]
-    #[arg(long, value_name = "E", help_heading = "Zeroth-order stages")]
+    #[arg(long, value_name = "E", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
     pub eps: Option<f32>,
     /// Take differences to both sides
     #[arg(long, help_heading = "Zeroth-order stages")]
     pub two_sided: bool,
     /// Pull slopes in that are more than so many deviations from the median
-    #[arg(long, value_name = "D", help_heading = "Zeroth-order stages")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
     pub winsorise: Option<f64>,
     /// Leave these stages untrained
     #[arg(long, help_heading = "Zeroth-order stages")]
@@ -292,7 +292,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_tokens: usize,
     /// 0 takes the likeliest token; above, tokens are drawn
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 0.0)]
     pub temperature: f64,
     /// Seed of the draws
     #[arg(long, value_name = "S", default_value_t = 0)]

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     fs::File,
-    io::{self, BufReader, Read},
+    io::{self, BufRead, BufReader, Read},
     rc::Rc,
 };
 
@@ -17,6 +17,8 @@ pub(super) struct CsvRows {
     allowance: Rc<Cell<usize>>,
     header: Vec<String>,
     row: StringRecord,
+    /// Added to line numbers. The reader ends a row at a carriage return, and so begins the next one on the line before.
+    offset: u64,
 }
 
 /// Ends a row that never ends: a quote that is not closed would otherwise take the rest of the file into memory.
@@ -39,11 +41,14 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 impl CsvRows {
-    pub fn new(reader: BufReader<File>, delimiter: u8) -> Result<Self> {
+    pub fn new(mut reader: BufReader<File>, delimiter: u8) -> Result<Self> {
+        let start = reader.fill_buf().map_err(|e| Error::new(zofo_hal::ErrorKind::Io, format!("it cannot be read: {e}")))?;
+        let end_of_line = start.iter().position(|b| *b == b'\n');
+        let offset = end_of_line.is_some_and(|i| i > 0 && start[i - 1] == b'\r').into();
         let allowance = Rc::new(Cell::new(MAX_ROW_BYTES));
         let bounded = Bounded { inner: reader, allowance: allowance.clone() };
         let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bounded);
-        let header: Vec<String> = reader.headers().map_err(|e| error(&e, 1))?.iter().map(|h| h.trim().to_owned()).collect();
+        let header: Vec<String> = reader.headers().map_err(|e| error(&e, 1, 0))?.iter().map(|h| h.trim().to_owned()).collect();
         if header.is_empty() {
             return Err(Error::format("it is empty; it needs a header line with the names of the columns, and rows"));
         }
@@ -52,7 +57,7 @@ impl CsvRows {
                 return Err(Error::format(format!("line 1: two columns are called `{name}`; rename one")));
             }
         }
-        Ok(Self { reader, allowance, header, row: StringRecord::new() })
+        Ok(Self { reader, allowance, header, row: StringRecord::new(), offset })
     }
 
     pub fn header(&self) -> &[String] {
@@ -62,8 +67,8 @@ impl CsvRows {
     pub fn next_row(&mut self) -> Result<Option<u64>> {
         self.allowance.set(MAX_ROW_BYTES);
         let before = self.reader.position().line();
-        let more = self.reader.read_record(&mut self.row).map_err(|e| error(&e, before))?;
-        Ok(more.then(|| self.row.position().map_or(before, |p| p.line())))
+        let more = self.reader.read_record(&mut self.row).map_err(|e| error(&e, before, self.offset))?;
+        Ok(more.then(|| self.row.position().map_or(before, |p| p.line()) + self.offset))
     }
 
     pub fn field(&self, index: usize) -> Result<&str> {
@@ -73,8 +78,8 @@ impl CsvRows {
 }
 
 /// What is wrong with a row; `before` is the line where reading began.
-fn error(e: &csv::Error, before: u64) -> Error {
-    let line = e.position().map_or(before, |p| p.line());
+fn error(e: &csv::Error, before: u64, offset: u64) -> Error {
+    let line = e.position().map_or(before, |p| p.line()) + offset;
     match e.kind() {
         ErrorKind::Io(e) => Error::format(format!("line {line}: {e}")),
         ErrorKind::UnequalLengths { expected_len, len, .. } => Error::format(format!(
