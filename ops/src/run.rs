@@ -8,8 +8,9 @@ use crate::{
 use alloc::{boxed::Box, collections::BTreeMap, format, string::ToString, vec, vec::Vec};
 use core::ops::Range;
 use zofo_hal::{
-    DType, Device, DeviceRef, Error, ErrorKind, Lacking, Op, Queue, RecordingRef, Result, Support, TensorArg, TensorSpec, Usage,
-    alloc_tensor, op::OpClass,
+    DType, Device, DeviceRef, Error, ErrorKind, Lacking, Op, Queue, RecordingRef, Result, Support, TensorArg, TensorSpec, Usage, Uses,
+    WeightSpec, alloc_tensor,
+    op::{Embedding, OpClass},
 };
 
 /// What a runner has done so far.
@@ -169,10 +170,7 @@ impl Runner {
             return Ok(t.clone());
         }
         let [rows, cols] = constant.shape();
-        let t = match constant.values() {
-            decompose::Values::F32(v) => self.constant_f32(rows, cols, &v)?,
-            decompose::Values::U32(v) => self.constant_u32(rows, cols, &v)?,
-        };
+        let t = self.constant_f32(rows, cols, &constant.values())?;
         self.constants.insert(constant, t.clone());
         Ok(t)
     }
@@ -308,6 +306,18 @@ pub fn support(device: &dyn Device, op: &Op<TensorSpec>) -> Support {
         Support::Unsupported { reason, lacking } => decompose::plan(device, op).unwrap_or(Support::Unsupported { reason, lacking }),
         runs => runs,
     }
+}
+
+/// What to import a look-up table `[rows, cols]` for, so that [`Embedding`] runs on `device`: gathering where the
+/// device has the op, products where it is decomposed.
+pub fn lookup_uses(device: &dyn Device, dtype: DType, rows: usize, cols: usize) -> Uses {
+    let gather = Uses { gather: true, ..Uses::default() };
+    let runs = |uses: &Uses| {
+        let table = WeightSpec { dtype, rows, cols, uses: *uses };
+        let (ids, out) = (TensorSpec::vector(DType::U32, 1), TensorSpec::new(DType::F32, 1, cols));
+        support(device, &Embedding::new(ids, table, out).into()).runs()
+    };
+    [gather, Uses { nn: true, ..Uses::default() }, Uses::FORWARD].into_iter().find(runs).unwrap_or(gather)
 }
 
 fn row_bytes(t: &TensorArg) -> usize {

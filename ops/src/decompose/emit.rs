@@ -4,7 +4,7 @@ use crate::{Runner, support};
 use alloc::{collections::BTreeSet, format, vec, vec::Vec};
 use zofo_hal::{
     DType, Device, Error, Matrix, Op, Operand, Result, Support, TensorArg, TensorSpec,
-    op::{self, MapFunction, NO_INDEX, Orientation, Reduction},
+    op::{self, MapFunction, Orientation, Reduction},
 };
 
 /// Tensors with views.
@@ -33,12 +33,20 @@ pub(crate) trait View: Operand {
     }
 }
 
+/// A view without elements stays where the whole was: further on there may be no buffer.
+fn at_home(whole: &TensorArg, mut view: TensorArg) -> TensorArg {
+    if view.spec.is_empty() {
+        view.offset = whole.offset;
+    }
+    view
+}
+
 impl View for TensorArg {
     fn rows_of(&self, first: usize, n: usize) -> Self {
-        self.rows(first, n)
+        at_home(self, self.rows(first, n))
     }
     fn cols_of(&self, first: usize, n: usize) -> Self {
-        self.cols(first, n)
+        at_home(self, self.cols(first, n))
     }
     fn shaped(&self, rows: usize, cols: usize) -> Self {
         self.reshape(rows, cols)
@@ -64,16 +72,6 @@ pub(crate) enum Constant {
     Identity(usize),
     /// `1, 2, ..., n`, f32 `[n, 1]`.
     Counting(usize),
-    /// Row l holds `0 .. l`, then [`NO_INDEX`]; u32 `[n + 1, n]`. Its row `live` names the live ones of n rows.
-    Live(usize),
-}
-
-/// Row-major values of a constant.
-pub(crate) enum Values {
-    /// Float.
-    F32(Vec<f32>),
-    /// Index.
-    U32(Vec<u32>),
 }
 
 impl Constant {
@@ -82,28 +80,18 @@ impl Constant {
         match self {
             Self::Identity(n) => [n, n],
             Self::Counting(n) => [n, 1],
-            Self::Live(n) => [n + 1, n],
         }
     }
 
-    /// Type and shape.
-    pub(crate) fn spec(self) -> TensorSpec {
-        let [rows, cols] = self.shape();
-        TensorSpec::new(if matches!(self, Self::Live(_)) { DType::U32 } else { DType::F32 }, rows, cols)
-    }
-
     /// Row-major values.
-    pub(crate) fn values(self) -> Values {
+    pub(crate) fn values(self) -> Vec<f32> {
         match self {
             Self::Identity(n) => {
                 let mut v = vec![0.0; n * n];
                 v.iter_mut().step_by(n + 1).for_each(|x| *x = 1.0);
-                Values::F32(v)
+                v
             }
-            Self::Counting(n) => Values::F32((1..=n).map(|i| i as f32).collect()),
-            Self::Live(n) => {
-                Values::U32((0..=n).flat_map(|live| (0..n).map(move |i| if i < live { i as u32 } else { NO_INDEX })).collect())
-            }
+            Self::Counting(n) => (1..=n).map(|i| i as f32).collect(),
         }
     }
 }
@@ -181,14 +169,24 @@ pub(crate) trait Emit {
         self.emit(op::Cast::new(src.clone(), dst.clone()))
     }
 
-    /// An f32 copy of `src` whose rows past `live` are 0, so that what lies there cannot reach a product.
-    fn clean(&mut self, src: &Self::T, live: &Option<Self::T>) -> Result<Self::T> {
+    /// An f32 copy of `src` that is 0 outside `rows`, so that what lies there cannot reach a product.
+    fn clean(&mut self, src: &Self::T, rows: &Rows<Self::T>) -> Result<Self::T> {
         let t = self.f32_like(src)?;
-        if live.is_some() {
+        if rows.live.is_some() {
             self.fill(&t, 0.0)?;
         }
-        self.copy(src, &t, &Rows::live(live))?;
+        self.copy(src, &t, rows)?;
         Ok(t)
+    }
+
+    /// Where a result of `out`'s shape is added up in f32: `out` itself, or scratch for [`Emit::finish`].
+    fn accumulator(&mut self, out: &Self::T) -> Result<Self::T> {
+        if out.dtype() == DType::F32 { Ok(out.clone()) } else { self.f32_like(out) }
+    }
+
+    /// Rounds the accumulator of `out` into it.
+    fn finish(&mut self, accumulator: &Self::T, out: &Self::T, rows: &Rows<Self::T>) -> Result<()> {
+        if out.dtype() == DType::F32 { Ok(()) } else { self.copy(accumulator, out, rows) }
     }
 
     /// `out = a b`, b broadcast.
@@ -245,7 +243,7 @@ pub(crate) trait Emit {
         self.emit(op.live(live.clone()))
     }
 
-    /// Rows of `src` by index, in the type of `src`; 0 for [`NO_INDEX`].
+    /// Rows of `src` by index, in the type of `src`; 0 for [`op::NO_INDEX`].
     fn gather(&mut self, src: &Self::T, index: &Self::T) -> Result<Self::T> {
         let out = self.temp(src.dtype(), index.size().1, src.size().1)?;
         self.emit(op::GatherRows::new(src.clone(), index.clone(), out.clone()))?;
@@ -257,18 +255,71 @@ pub(crate) trait Emit {
         self.emit(op::ScatterRows::new(src.clone(), index.clone(), dst.clone()))
     }
 
-    /// The indices of live rows, 0 in place of those past them, which must not be looked at.
-    fn live_indices(&mut self, index: &Self::T, live: &Option<Self::T>) -> Result<Self::T> {
-        let Some(live) = live else { return Ok(index.clone()) };
+    /// 1 for each live row of `n`, 0 past them; f32 `[n, 1]`.
+    fn live_mask(&mut self, n: usize, live: &Option<Self::T>) -> Result<Self::T> {
+        let (mask, ones) = (self.zeros(n, 1)?, self.f32(n, 1)?);
+        self.fill(&ones, 1.0)?;
+        self.copy(&ones, &mask, &Rows::live(live))?;
+        Ok(mask)
+    }
+
+    /// The indices where `mask` (f32 `[n, 1]`) is 1, and 0 where it is 0: those must not be looked at, as anything may stand there.
+    fn masked_indices(&mut self, index: &Self::T, mask: &Self::T) -> Result<Self::T> {
         let n = index.size().1;
-        if n == 0 {
+        let out = self.temp(DType::U32, 1, n)?;
+        for (first, n) in pieces(n, MASK_PIECE) {
+            // Row i has its mask in column i and one half in the last, so its largest element is in column i or the last.
+            let choice = self.f32(n, n + 1)?;
+            self.fill(&choice.cols_of(n, 1), 0.5)?;
+            let identity = self.constant(Constant::Identity(MASK_PIECE))?.rows_of(0, n).cols_of(0, n);
+            self.mul(&identity, &mask.rows_of(first, n), &choice.cols_of(0, n), &Rows::all())?;
+            let chosen = self.temp(DType::U32, 1, n)?;
+            self.emit(op::ArgMax::new(choice, chosen.clone()))?;
+            let from = self.temp(DType::U32, 1, n + 1)?;
+            self.copy(&index.cols_of(first, n), &from.cols_of(0, n), &Rows::all())?;
+            self.fill(&from.cols_of(n, 1), 0.0)?;
+            let to = out.cols_of(first, n).shaped(n, 1);
+            self.emit(op::GatherRows::new(from.shaped(n + 1, 1), chosen, to))?;
+        }
+        Ok(out)
+    }
+
+    /// Indices of live rows, 0 past them.
+    fn live_indices(&mut self, index: &Self::T, live: &Option<Self::T>) -> Result<Self::T> {
+        if live.is_none() {
             return Ok(index.clone());
         }
-        let table = self.constant(Constant::Live(n))?;
-        let rows = self.gather(&table, live)?;
-        let kept = self.gather(&index.shaped(n, 1), &rows)?;
-        Ok(kept.shaped(1, n))
+        let mask = self.live_mask(index.size().1, live)?;
+        self.masked_indices(index, &mask)
     }
+
+    /// Row i is 1 in column `index[i]` and 0 elsewhere; f32 `[n, width]`.
+    ///
+    /// There is no comparison among the primitives, but `exp(-200 (x - j)^2)` of whole numbers is 1 where they are equal and, being below
+    /// the smallest f32, 0 elsewhere.
+    fn one_hot(&mut self, index: &Self::T, width: usize) -> Result<Self::T> {
+        if width >= 1 << 24 {
+            return Err(Error::unsupported(format!("{width} entries are more than f32 can count")));
+        }
+        let counting = self.constant(Constant::Counting(width))?;
+        let number = self.gather(&counting, index)?;
+        let out = self.zeros(index.size().1, width)?;
+        let all = Rows::all();
+        self.add(&out, &number, 1.0, &out, &all)?;
+        self.add(&out, &counting.shaped(1, width), -1.0, &out, &all)?;
+        self.mul(&out, &out, &out, &all)?;
+        self.map(MapFunction::Exp, (-200.0, 0.0), &out, &out, &all)?;
+        Ok(out)
+    }
+}
+
+/// Rows whose indices are masked at a time; bounds the square scratch of that.
+const MASK_PIECE: usize = 128;
+
+/// `(first, length)` of consecutive pieces of at most `size` of `n` things.
+pub(crate) fn pieces(n: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    let size = size.max(1);
+    (0..n).step_by(size).map(move |first| (first, size.min(n - first)))
 }
 
 impl Emit for Runner {
@@ -319,7 +370,7 @@ impl Emit for Plan<'_> {
 
     fn constant(&mut self, constant: Constant) -> Result<TensorSpec> {
         let [rows, cols] = constant.shape();
-        self.temp(constant.spec().dtype, rows, cols)
+        self.f32(rows, cols)
     }
 
     fn emit(&mut self, op: impl Into<Op<TensorSpec>>) -> Result<()> {
