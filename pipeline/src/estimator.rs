@@ -85,6 +85,17 @@ impl EstimatorName {
     }
 }
 
+/// The smallest eps at which rounding leaves a difference of `compute` activations a relative error below one half, by the measurement in
+/// `docs/estimators.md`; infinite where there is none.
+fn least_eps(compute: DType, two_sided: bool) -> Option<f32> {
+    match (compute, two_sided) {
+        (DType::Bf16, false) => Some(f32::INFINITY),
+        (DType::Bf16, true) => Some(3e-3),
+        (DType::F16, _) => Some(1e-3),
+        _ => None,
+    }
+}
+
 /// Which directions share a z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -132,8 +143,15 @@ pub struct EstimatorSpec {
 }
 
 impl EstimatorSpec {
-    /// Step of the differences where none is given; `docs/estimators.md` has the measurement behind it.
-    pub const DEFAULT_EPS: f32 = 1e-2;
+    /// Step of the differences where none is given: the best of the measurement in `docs/estimators.md` for activations of type `compute`.
+    pub fn default_eps(compute: DType, two_sided: bool) -> f32 {
+        match (compute, two_sided) {
+            (DType::F32, false) => 1e-4,
+            (DType::F32, true) => 1e-3,
+            (_, false) => 3e-3,
+            (_, true) => 1e-2,
+        }
+    }
 
     /// The estimator `name` with `directions` directions and defaults.
     pub fn new(name: EstimatorName, directions: u32) -> Self {
@@ -141,7 +159,7 @@ impl EstimatorSpec {
             name,
             directions,
             group: 8,
-            eps: Self::DEFAULT_EPS,
+            eps: Self::default_eps(DType::F32, false),
             two_sided: false,
             scope: if name == EstimatorName::Oracle { Scope::MiniBatch } else { Scope::MicroBatch },
             factors: Factors::B,
@@ -175,10 +193,19 @@ impl EstimatorSpec {
         if self.name == EstimatorName::EarlyExit && self.exit_directions == 0 {
             return Err(Error::invalid("`early-exit` needs at least one exit direction"));
         }
-        if self.name.is_difference() && matches!(compute, DType::Bf16 | DType::F16) {
+        if self.name.is_difference()
+            && let Some(least) = least_eps(compute, self.two_sided)
+            && self.eps < least
+        {
+            let sides = if self.two_sided { "two-sided" } else { "one-sided" };
+            let remedy = match (least.is_finite(), self.two_sided) {
+                (true, _) => format!("take eps of at least {least}"),
+                (false, _) => "take it two-sided".into(),
+            };
             return Err(Error::unsupported(format!(
-                "`{name}` in {compute}: a finite difference of {compute} activations is mostly rounding error (docs/estimators.md); use \
-                 cut-tangent or guided, or compute in f32"
+                "`{name}` {sides} with eps {} in {compute} is mostly rounding error (docs/estimators.md); use cut-tangent or guided, compute in \
+                 f32, or {remedy}",
+                self.eps
             )));
         }
         Ok(())

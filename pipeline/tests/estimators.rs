@@ -1,9 +1,11 @@
 //! Estimators against the oracle: wrong seeds, scales, signs and normalisation, which loss curves hide.
 
 mod common;
+#[path = "common/exact.rs"]
+mod exact;
 
 use common::*;
-use zofo_hal::perturb::Projection;
+use zofo_hal::{DType, perturb::Projection};
 use zofo_pipeline::{
     cluster::Cluster,
     estimator::{EstimatorName, EstimatorSpec, Factors, Scope},
@@ -137,4 +139,36 @@ fn early_exit_measures_against_its_own_base() {
     // Against another head's loss the slope would grow tenfold as eps falls tenfold.
     assert!(relative_rms(&b[2..], &a[2..]) < 0.5, "{a:?} {b:?}");
     assert!(a[2..].iter().all(|c| *c != 0.0));
+}
+
+/// In 16-bit compute tangents are as good as backpropagation in the same type, and in f32 both are exact: measured against f64.
+#[test]
+fn tangents_are_as_good_as_backpropagation() {
+    use std::sync::Arc;
+    use zofo_ops::llama::MemoryModel;
+    let q = 32u32;
+    for compute in [DType::F32, DType::Bf16, DType::F16] {
+        let base = MemoryModel::random(MemoryModel::tiny_config(), 11).unwrap();
+        let source = if compute == DType::F32 { base } else { base.rounded(compute).unwrap() };
+        let (lora, batch) = (lora(&QV), batch(3, 0));
+        let start = warm(&lora);
+        let exact = exact::Exact::new(&source);
+        let truth: Vec<f64> = (0..q).map(|i| exact.slope(&start, 0..2, true, 5, i, &batch)).collect();
+        let error = |name: EstimatorName| {
+            let e = spec(name, q, 0.0);
+            let cluster = Cluster::virtual_cpus(1, 1);
+            let devices = devices(&cluster, compute, true);
+            let train = sgd(lora, &e);
+            let mut s = Session::start_from(plan(&cluster, 1, &e), devices, Arc::new(source.clone()), train, start.clone()).unwrap();
+            s.step(&batch).unwrap();
+            let g: Vec<f64> = s.take_journal()[0].coefficients.iter().map(|c| f64::from(*c) * f64::from(q)).collect();
+            relative_rms(&g, &truth)
+        };
+        let (tangent, exact) = (error(EstimatorName::CutTangent), error(EstimatorName::Oracle));
+        if compute == DType::F32 {
+            assert!(tangent < 1e-5 && exact < 1e-5, "f32: {tangent}, {exact}");
+        }
+        // Both are rms of 32 independent errors of the same size, each known to 1 / sqrt(64): three sigma of their ratio is a factor 1.7.
+        assert!(tangent < 1.7 * exact + 1e-6, "{compute}: tangent {tangent}, backpropagation {exact}");
+    }
 }

@@ -119,6 +119,13 @@ fn estimator_settings_are_checked() {
     let mut e = EstimatorSpec::new(EstimatorName::LossDifference, 2);
     e.check(DType::F32).unwrap();
     assert_eq!(e.check(DType::Bf16).unwrap_err().kind(), &zofo_hal::ErrorKind::Unsupported);
+    assert_eq!(e.check(DType::F16).unwrap_err().kind(), &zofo_hal::ErrorKind::Unsupported);
+    (e.two_sided, e.eps) = (true, EstimatorSpec::default_eps(DType::Bf16, true));
+    e.check(DType::Bf16).unwrap();
+    for (compute, two_sided) in [(DType::F32, false), (DType::F32, true), (DType::F16, false), (DType::F16, true), (DType::Bf16, true)] {
+        (e.two_sided, e.eps) = (two_sided, EstimatorSpec::default_eps(compute, two_sided));
+        e.check(compute).unwrap();
+    }
     e.eps = 0.0;
     assert!(e.check(DType::F32).is_err());
     let mut t = EstimatorSpec::new(EstimatorName::CutTangent, 2);
