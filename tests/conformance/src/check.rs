@@ -19,7 +19,9 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 /// Fails a test with a formatted message unless a condition holds.
 macro_rules! ensure {
     ($cond:expr, $($why:tt)+) => {
-        if !$cond {
+        // A name of its own: a comparison with NaN must count as one that does not hold.
+        let holds: bool = $cond;
+        if !holds {
             return Err(format!($($why)+).into());
         }
     };

@@ -179,7 +179,8 @@ impl Mul for Est {
 impl Div for Est {
     type Output = Self;
     fn div(self, o: Self) -> Self {
-        self * o.recip()
+        let inverse = o.recip();
+        self.mul(inverse)
     }
 }
 

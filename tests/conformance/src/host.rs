@@ -70,7 +70,7 @@ impl HostTensor {
 
     /// The rows at `index`, in that order.
     pub fn take_rows(&self, index: &[usize]) -> Self {
-        let pitch = if self.rows == 0 { 0 } else { self.bytes.len() / self.rows };
+        let pitch = self.bytes.len().checked_div(self.rows).unwrap_or(0);
         let bytes = index.iter().flat_map(|&r| self.bytes[r * pitch..(r + 1) * pitch].iter().copied()).collect();
         Self { dtype: self.dtype, rows: index.len(), cols: self.cols, bytes }
     }

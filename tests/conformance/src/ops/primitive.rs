@@ -42,7 +42,7 @@ pub(super) fn tests(t: &mut Tests) {
         t.cases(format!("row_reduce/{name}/max"), move |rng| reductions(rng, types, Reduction::Max));
         t.cases(format!("perturb/{name}/exact"), move |rng| perturbations(rng, types));
     }
-    t.cases("philox_words/u32/sites", |rng| words(rng));
+    t.cases("philox_words/u32/sites", words);
     t.cases("philox_words/u32/known_answers", |_| known_answers());
 }
 
