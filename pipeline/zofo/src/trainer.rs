@@ -9,6 +9,7 @@
 //! ```
 
 mod builder;
+mod memory;
 mod run;
 
 use std::path::PathBuf;

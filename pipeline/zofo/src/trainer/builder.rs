@@ -11,7 +11,7 @@ use zofo_pipeline::{
     plan::{Plan, PlanRequest},
 };
 
-use super::{Out, Record, Trainer};
+use super::{Out, Record, Trainer, memory};
 use crate::{
     cancel::CancelToken,
     data::{DataSpec, Dataset},
@@ -253,6 +253,7 @@ impl TrainerBuilder {
             });
         }
         let plan = self.plan(&cluster, layers)?;
+        memory::check(&cluster, &plan, &**model.source(), self.options.compute()?)?;
         let Some(data) = self.data.take() else {
             return Err(Error::invalid("no training data are given; give a file in CSV or JSONL"));
         };

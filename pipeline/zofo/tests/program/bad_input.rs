@@ -97,6 +97,12 @@ fn clusters_that_cannot_be_used() {
     refused(&[("a", free), ("b", bp), ("c", bp), ("d", bp), ("e", bp)], &["5 devices", "4 layers"]);
     refused(&[("a", "kind = \"bp\"\nlayers = 3")], &["3 layers", "the model has 4"]);
     refused(&[("a", "kind = \"bp\"\nbackend = \"abacus\"")], &["abacus", "cpu"]);
+    // 16 x 16 for q and o, 16 x 8 for k and v, 3 x 16 x 24 for the feed-forward network, in f32, in four layers; 258 x 16 for the embedding.
+    let bytes = 4 * (4 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) + 258 * 16);
+    let memory = |n: usize| format!("{bp}\nmemory = {n}");
+    refused(&[("small", &memory(bytes - 1))], &["`small`", &(bytes - 1).to_string(), &bytes.to_string()]);
+    place.write("c.toml", format!("[[device]]\nname = \"large\"\n{}\n", memory(bytes)));
+    place.train(&["--cluster", "c.toml", "--steps", "1", "--eval-samples", "0"]).ok();
     refused(&[], &["no device"]);
     place.write("c.toml", "[[device]");
     place.train(&["--cluster", "c.toml"]).refused(1, &["c.toml", "line 1"]);

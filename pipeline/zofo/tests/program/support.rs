@@ -24,7 +24,7 @@ impl Place {
     pub fn new() -> Self {
         let place = Self::empty();
         write_model(&place.path("model"));
-        place.write("data.csv", &news(60));
+        place.write("data.csv", news(60));
         place
     }
 
