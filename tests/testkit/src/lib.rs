@@ -85,9 +85,7 @@ pub fn record_skip(marker: &str, reason: &str) {
 
 /// `path::of::test: reason` on one line, whatever the reason holds.
 fn skip_line(marker: &str, reason: &str) -> String {
-    let test = marker
-        .trim_end_matches("::here")
-        .replace("::{{closure}}", "");
+    let test = marker.trim_end_matches("::here").replace("::{{closure}}", "");
     let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     format!("{test}: {reason}")
 }
@@ -99,12 +97,7 @@ fn append(log: &Path, line: &str) {
         .append(true)
         .open(log)
         .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()))
-        .unwrap_or_else(|error| {
-            panic!(
-                "cannot append to $ZOFO_SKIP_LOG, {}: {error}",
-                log.display()
-            )
-        });
+        .unwrap_or_else(|error| panic!("cannot append to $ZOFO_SKIP_LOG, {}: {error}", log.display()));
 }
 
 #[cfg(test)]
