@@ -2,7 +2,7 @@
 
 use crate::ir::{Lane, Payload, Schedule};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
 };
 use zofo_hal::{Error, ErrorKind, Result};
@@ -34,9 +34,9 @@ impl Links {
         for (from, list) in schedule.stages.iter().enumerate() {
             for (to, payload) in list.iter().flat_map(|a| w.produces(from, a)) {
                 let lane = payload.lane();
-                if !all[from].outgoing.contains_key(&(to, lane)) {
+                if let Entry::Vacant(sender) = all[from].outgoing.entry((to, lane)) {
                     let (tx, rx) = sync_channel(schedule.credits.lane(lane));
-                    all[from].outgoing.insert((to, lane), tx);
+                    sender.insert(tx);
                     all[to].incoming.insert((from, lane), rx);
                 }
             }
