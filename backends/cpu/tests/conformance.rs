@@ -1,16 +1,16 @@
-//! The conformance kit on every tier of this machine, with one thread and with two.
+//! The conformance kit on every tier of this machine with two threads, and on the fastest also with one.
 
 use std::process::ExitCode;
 use zofo_conformance::Suite;
 use zofo_cpu::{CpuDevice, CpuOptions, Isa};
 
 fn main() -> ExitCode {
+    let tiers = Isa::available();
+    let with = |threads| tiers.iter().map(move |isa| (*isa, threads));
     let mut suite = Suite::new();
-    for isa in Isa::available() {
-        for threads in [1, 2] {
-            suite = suite
-                .device(format!("{isa}-{threads}t"), move || Ok(CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa) })?));
-        }
+    for (isa, threads) in with(2).chain(with(1).rev().take(1)) {
+        let options = CpuOptions { threads: Some(threads), isa: Some(isa) };
+        suite = suite.device(format!("{isa}-{threads}t"), move || Ok(CpuDevice::new(options)?));
     }
     suite.run()
 }
