@@ -130,6 +130,7 @@ pub(crate) fn operands(op: &Op<TensorArg>, queue: QueueId, space: MemorySpace) -
 fn tensor(name: &str, access: Access, t: &TensorArg, queue: QueueId, space: MemorySpace) -> Result<()> {
     let s: TensorSpec = t.spec;
     let buffer = &t.buffer;
+    s.check().map_err(|e| e.context(name))?;
     if buffer.space() != space {
         let m = format!("{name} is in {:?}, the queue works in {space:?}", buffer.space());
         return Err(Error::new(crate::ErrorKind::ForeignBuffer, m));
@@ -137,7 +138,8 @@ fn tensor(name: &str, access: Access, t: &TensorArg, queue: QueueId, space: Memo
     if !t.offset.is_multiple_of(s.dtype.block().1) {
         return Err(Error::invalid(format!("{name} starts at byte {}, which is misaligned for {}", t.offset, s.dtype)));
     }
-    if t.offset.checked_add(s.span_bytes()).is_none_or(|end| end > buffer.bytes()) {
+    // An empty tensor touches nothing, so views of one may start anywhere.
+    if !s.is_empty() && t.offset.checked_add(s.span_bytes()).is_none_or(|end| end > buffer.bytes()) {
         return Err(Error::invalid(format!("{name} {s:?} at byte {} does not fit its buffer of {} bytes", t.offset, buffer.bytes())));
     }
     match buffer.home() {

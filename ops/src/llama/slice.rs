@@ -17,8 +17,14 @@ use super::{
     pass::{Act, Keys, Pass},
     rope_tables,
     saved::{LayerSaved, Plan},
+    weights::union,
 };
-use crate::{batch::DeviceBatch, config::ModelConfig, lora::Adapters, run::Runner};
+use crate::{
+    batch::DeviceBatch,
+    config::ModelConfig,
+    lora::Adapters,
+    run::{Runner, lookup_uses},
+};
 
 /// Which part of a model a slice is, and how it computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +131,11 @@ impl SliceSpec {
 
     /// Tells an importer what this slice will ask of it on `device`, see [`Importer`].
     pub fn announce(&self, importer: &mut Importer, device: &DeviceRef, config: &ModelConfig) {
-        for (name, uses) in self.weights(config) {
+        for (name, mut uses) in self.weights(config) {
+            if name == ParamName::Embedding && self.embed {
+                // On a device without the op a look-up is a product.
+                uses = union(uses, lookup_uses(&**device, self.compute, config.vocab, config.hidden));
+            }
             importer.announce(device, name, uses);
         }
     }

@@ -167,7 +167,7 @@ pub struct Importer {
     announced: Vec<(MemorySpace, String, ParamName, Uses)>,
 }
 
-fn union(a: Uses, b: Uses) -> Uses {
+pub(super) fn union(a: Uses, b: Uses) -> Uses {
     Uses { nt: a.nt || b.nt, nn: a.nn || b.nn, gather: a.gather || b.gather }
 }
 

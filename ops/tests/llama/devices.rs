@@ -98,3 +98,18 @@ fn a_hostile_device_gives_the_same_bits() {
     assert_eq!(found.tangents, expected.tangents);
     assert_eq!(found.adapter, expected.adapter);
 }
+
+/// An embedding that is no head as well is looked up by a product where the device has no look-up.
+#[test]
+fn untied_embeddings_run_on_primitives() {
+    let config = zofo_ops::config::ModelConfig { tie_word_embeddings: false, ..zofo_ops::llama::MemoryModel::tiny_config() };
+    let source = zofo_ops::llama::MemoryModel::random(config, 4).unwrap();
+    let config = source.config().clone();
+    let loss = |device: DeviceRef| {
+        let mut rig = Rig::whole(device, &source, &adapter(&config, &spec(2, Targets::ALL)));
+        let batch = rig.batch(&packed(&config, &[7, 5]));
+        rig.forward_backward(&batch)
+    };
+    let (found, expected) = (loss(Restricted::new(reference(), Allow::Primitives, "primitives alone")), loss(reference()));
+    assert!((found - expected).abs() < 6e-6 * expected, "{found}, {expected}");
+}
