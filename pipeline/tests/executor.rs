@@ -3,7 +3,10 @@
 mod common;
 
 use common::*;
-use zofo_hal::{DType, DeviceRef, ErrorKind, reference::Reference};
+use zofo_hal::{
+    DType, DeviceRef, ErrorKind,
+    reference::{Fault, Hostile, HostileConfig, Reference},
+};
 use zofo_ops::{
     Runner,
     llama::{Factors, Importer, Slice, SliceSpec},
@@ -199,4 +202,57 @@ fn a_schedule_uses_every_stage_and_reports_when() {
         assert!(spans.windows(2).all(|p| p[0].end <= p[1].start), "stage {stage} does one thing at a time");
     }
     assert!(report.utilisation() > 0.0 && report.utilisation() <= 1.0);
+}
+
+/// Stages on asynchronous devices with memories of their own compute the same bits as stages that share one host.
+#[test]
+fn asynchronous_devices_change_nothing() {
+    let cluster = Cluster::virtual_cpus(1, 1);
+    let spec = TrainSpec::new(lora(&ALL), tangent(2), 1e-2, 1e-2);
+    let run = |devices: Vec<StageDevice>| {
+        let plan = plan(&cluster, 2, &spec.estimator);
+        let mut s = Session::start_from(plan, devices, model(), spec.clone(), warm(&spec.lora)).unwrap();
+        (0..2).for_each(|i| drop(s.step(&batch(4, i)).unwrap()));
+        s.adapter().unwrap()
+    };
+    let hostile = |seed| StageDevice::new(Hostile::new(HostileConfig::seeded(seed)), DType::F32);
+    assert_eq!(run(vec![hostile(1), hostile(2)]), run(devices(&cluster, DType::F32, true)));
+}
+
+/// Whatever breaks on a device in the middle of a step ends the step with the stage's name; nothing hangs.
+#[test]
+fn a_fault_ends_the_step_and_names_the_stage() {
+    let cluster = Cluster::virtual_cpus(1, 1);
+    let spec = sgd(lora(&QV), &tangent(2));
+    for stage in 0..2 {
+        for fault in [Fault::DeviceLost { after: 90 }, Fault::Execution { nth: 70 }] {
+            let mut devices = devices(&cluster, DType::F32, true);
+            devices[stage] = StageDevice::new(Hostile::new(HostileConfig::seeded(3).fault(fault.clone())), DType::F32);
+            let plan = plan(&cluster, 2, &spec.estimator);
+            let mut s = Session::start_from(plan, devices, model(), spec.clone(), warm(&spec.lora)).unwrap();
+            let failure = (0..20).find_map(|i| s.step(&batch(4, i)).err()).expect("the fault shows within 20 steps");
+            assert!(failure.to_string().contains(&format!("stage {stage} (")), "{failure}");
+            let again = s.step(&batch(4, 0)).unwrap_err();
+            assert!(again.message().contains("stopped earlier"), "{again}");
+        }
+    }
+}
+
+/// Once shapes have been seen, a step takes no new memory from a device.
+#[test]
+fn a_steady_step_allocates_nothing() {
+    for name in [EstimatorName::CutTangent, EstimatorName::CutDifference, EstimatorName::LossDifference, EstimatorName::Guided] {
+        let cluster = Cluster::virtual_cpus(1, 1);
+        let e = EstimatorSpec::new(name, 2);
+        let devices = devices(&cluster, DType::F32, true);
+        let host = devices[0].device.clone();
+        let spec = TrainSpec::new(lora(&ALL), e.clone(), 1e-2, 1e-2);
+        let start = warm(&spec.lora);
+        let mut s = Session::start_from(plan(&cluster, 2, &e), devices, model(), spec, start).unwrap();
+        (0..3).for_each(|_| drop(s.step(&batch(4, 0)).unwrap()));
+        let before = host.memory();
+        (0..3).for_each(|_| drop(s.step(&batch(4, 0)).unwrap()));
+        assert_eq!(host.memory().allocations, before.allocations, "{name:?}");
+        assert_eq!(host.memory().in_use, before.in_use, "{name:?}");
+    }
 }
