@@ -74,6 +74,10 @@ impl TensorSpec {
         if self.stride < self.cols {
             return Err(Error::invalid(format!("row stride {} is shorter than a row of {} elements", self.stride, self.cols)));
         }
+        // Rows and columns are numbered by u32, also those of an empty tensor.
+        if self.rows.max(self.cols) > u32::MAX as usize {
+            return Err(Error::invalid(format!("{self:?} has more than 2^32 rows or columns")));
+        }
         self.rows
             .checked_mul(self.stride)
             .and_then(|n| n.checked_mul(4))

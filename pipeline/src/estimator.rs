@@ -190,6 +190,11 @@ impl EstimatorSpec {
         if self.two_sided && !self.name.is_difference() {
             return Err(Error::invalid(format!("`{name}` takes no difference, so it cannot be two-sided")));
         }
+        if let Some(limit) = self.winsorise
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return Err(Error::invalid(format!("winsorising beyond {limit} deviations: give a finite number above 0, or leave it out")));
+        }
         if self.name == EstimatorName::EarlyExit && self.exit_directions == 0 {
             return Err(Error::invalid("`early-exit` needs at least one exit direction"));
         }
@@ -248,7 +253,7 @@ impl EstimatorSpec {
         let centre = median(&mut slopes.to_vec());
         let mut spread: Vec<f64> = slopes.iter().map(|g| (g - centre).abs()).collect();
         let sigma = 1.4826 * median(&mut spread);
-        if sigma > 0.0 {
+        if sigma > 0.0 && sigma.is_finite() && limit > 0.0 {
             for g in slopes {
                 *g = g.clamp(centre - limit * sigma, centre + limit * sigma);
             }

@@ -265,6 +265,14 @@ impl Workload {
         self.groups_of(self.exit_directions, m, true, false).map(|g| Group { with_base: true, ..g }).collect()
     }
 
+    /// An upper bound of the actions of one stage.
+    pub fn actions_per_stage(&self) -> u64 {
+        let groups = |n: u32| u64::from(n.div_ceil(self.group.max(1)));
+        let main = if self.estimates() { groups(self.directions) * if self.two_sided { 2 } else { 1 } } else { 0 };
+        let exit = if self.estimates() { groups(self.exit_directions) } else { 0 };
+        u64::from(self.micro_batches) * (3 + 2 * main + exit)
+    }
+
     /// Everything `stage` must do, in no particular order.
     pub fn expected(&self, stage: usize) -> Vec<Action> {
         let (cut, last) = (self.cut(), self.stages() - 1);
@@ -300,8 +308,8 @@ impl Workload {
 
     /// Actions of the same stage that must come before `action`.
     pub fn requires(&self, stage: usize, action: &Action) -> Vec<Action> {
-        let base = |m: u32| match self.groups(m).first() {
-            Some(g) if stage < self.cut() => Action::PerturbedForward(*g),
+        let base = |m: u32| match self.groups_of(self.directions, m, true, false).next() {
+            Some(g) if stage < self.cut() && self.estimates() => Action::PerturbedForward(g),
             _ => Action::Forward { m },
         };
         match *action {

@@ -49,6 +49,13 @@ impl ScheduleName {
     /// `InvalidArgument` where the schedule cannot serve the workload, naming the stage.
     pub fn build(self, workload: &Workload) -> Result<Schedule> {
         check_roles(workload)?;
+        let actions = workload.actions_per_stage();
+        if actions > MAX_ACTIONS {
+            return Err(Error::invalid(format!(
+                "a step of {actions} actions per stage is more than this scheduler orders ({MAX_ACTIONS}): use fewer micro-batches or \
+                 directions, or larger groups of directions"
+            )));
+        }
         let stages = workload.stages();
         let not_first_order = workload.roles.iter().position(|r| *r != Role::FirstOrder);
         match (self, not_first_order) {
@@ -65,6 +72,9 @@ impl ScheduleName {
         }
     }
 }
+
+/// The list scheduler looks at every waiting action whenever something changes, so its time grows with the square.
+const MAX_ACTIONS: u64 = 4096;
 
 /// Roles must be such that gradients exist: no zeroth-order stage behind a first-order one, and a first-order stage at the tail.
 fn check_roles(w: &Workload) -> Result<()> {

@@ -46,6 +46,9 @@ pub struct CpuDevice {
     this: Weak<Self>,
 }
 
+/// More threads than the largest hosts have cores only fill memory with stacks.
+const MAX_THREADS: usize = 1024;
+
 impl CpuDevice {
     /// A device.
     ///
@@ -60,6 +63,9 @@ impl CpuDevice {
             })?,
         };
         let threads = options.threads.unwrap_or_else(default_threads);
+        if threads > MAX_THREADS {
+            return Err(Error::invalid(format!("{threads} threads; a CPU device takes at most {MAX_THREADS}")));
+        }
         let pool = Pool::new(threads)?;
         let core = Core {
             info: info(threads, tier.isa()),

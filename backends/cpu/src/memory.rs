@@ -150,7 +150,8 @@ impl CpuBuffer {
     /// `ForeignBuffer`.
     pub(crate) fn of(buffer: &BufferRef) -> Result<&Self> {
         let foreign = || Error::new(ErrorKind::ForeignBuffer, "a buffer of another backend: allocate it on a queue of this device");
-        buffer.as_any().downcast_ref().ok_or_else(foreign)
+        // The object itself is asked, not `as_any`: a wrapper that forwards to one of ours is not one of ours.
+        (&**buffer as &dyn core::any::Any).downcast_ref().ok_or_else(foreign)
     }
 
     /// The first byte. To be dereferenced only by who may touch the bytes, see above.

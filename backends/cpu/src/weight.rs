@@ -74,7 +74,8 @@ impl CpuWeight {
     /// `ForeignBuffer`.
     pub(crate) fn of(weight: &WeightRef) -> Result<&Self> {
         let foreign = || Error::new(ErrorKind::ForeignBuffer, "a weight of another backend: import it on this device");
-        weight.as_any().downcast_ref().ok_or_else(foreign)
+        // The object itself is asked, not `as_any`: a wrapper that forwards to one of ours is not one of ours.
+        (&**weight as &dyn core::any::Any).downcast_ref().ok_or_else(foreign)
     }
 
     /// The weight's bytes, for the duration of an op.

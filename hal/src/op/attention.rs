@@ -118,6 +118,16 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
+    /// Columns of q; more than any tensor has where the product overflows.
+    fn wide(&self) -> usize {
+        self.heads.saturating_mul(self.head_dim)
+    }
+
+    /// Columns of k and v, likewise.
+    fn narrow(&self) -> usize {
+        self.kv_heads.saturating_mul(self.head_dim)
+    }
+
     fn check(&self) -> Result<()> {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) || self.head_dim == 0 {
             return Err(Error::invalid(format!("{self:?}: heads must be a multiple of kv_heads, head_dim positive")));
@@ -220,11 +230,11 @@ impl<T: Operand> Attention<T> {
         let [rows, kv_rows] = [self.q.spec().rows, self.k.spec().rows];
         let t = check::block_rows("q", rows, self.copies)?;
         check::block_rows("k", kv_rows, self.copies)?;
-        check::float("q", &self.q, rows, s.heads * s.head_dim)?;
-        check::float("k", &self.k, kv_rows, s.kv_heads * s.head_dim)?;
-        check::float("v", &self.v, kv_rows, s.kv_heads * s.head_dim)?;
+        check::float("q", &self.q, rows, s.wide())?;
+        check::float("k", &self.k, kv_rows, s.narrow())?;
+        check::float("v", &self.v, kv_rows, s.narrow())?;
         cu_seqlens(&self.cu_q, &self.cu_kv)?;
-        check::float("out", &self.out, rows, s.heads * s.head_dim)?;
+        check::float("out", &self.out, rows, s.wide())?;
         if self.lse.is_some() && !self.copies.has_base {
             return Err(Error::invalid("lse is taken from the base block, which these copies do not have"));
         }
@@ -274,7 +284,7 @@ impl<T: Operand> AttentionBackward<T> {
         let s = &self.shape;
         s.check()?;
         let [t, kv] = [self.q.spec().rows, self.k.spec().rows];
-        let (wide, narrow) = (s.heads * s.head_dim, s.kv_heads * s.head_dim);
+        let (wide, narrow) = (s.wide(), s.narrow());
         for (name, x) in [("q", &self.q), ("out", &self.out), ("dout", &self.dout), ("dq", &self.dq)] {
             check::float(name, x, t, wide)?;
         }

@@ -183,7 +183,7 @@ impl<T: Operand> BoundaryDot<T> {
     pub(super) fn check(&self) -> Result<()> {
         let ([t, d], n) = (self.delta.spec().shape(), self.out.spec().cols);
         check::float("delta", &self.delta, t, d)?;
-        check::float("h", &self.h, n * t, d)?;
+        check::float("h", &self.h, n.saturating_mul(t), d)?;
         check::float_opt("base", &self.base, t, d)?;
         check::live(&self.live)?;
         check::typed("out", &self.out, DType::F32, 1, n)

@@ -37,7 +37,8 @@ impl RefBuffer {
     /// The buffer behind a handle, if this backend made it.
     pub fn of(buffer: &BufferRef) -> Result<&Self> {
         let foreign = || Error::new(ErrorKind::ForeignBuffer, "a buffer of another backend: allocate it on this device's queue");
-        buffer.as_any().downcast_ref().ok_or_else(foreign)
+        // The object itself is asked, not `as_any`: a wrapper that forwards to one of ours is not one of ours.
+        (&**buffer as &dyn core::any::Any).downcast_ref().ok_or_else(foreign)
     }
 
     /// That an op may use it now. A frozen buffer may be read while it is mapped: nothing about it can change.

@@ -42,7 +42,7 @@ impl RefWeight {
     /// The values of a weight of this kind.
     pub fn of(weight: &dyn Weight) -> Result<Arc<[f32]>> {
         let foreign = || Error::new(ErrorKind::ForeignBuffer, "a weight of another backend: import it on this device");
-        weight.as_any().downcast_ref::<Self>().map(|w| w.values.clone()).ok_or_else(foreign)
+        (weight as &dyn core::any::Any).downcast_ref::<Self>().map(|w| w.values.clone()).ok_or_else(foreign)
     }
 }
 

@@ -46,6 +46,10 @@ struct Simulation<'a> {
     /// Messages sent and not yet taken; one made but not yet sent holds its slot too.
     arrived: HashSet<(usize, usize, Payload)>,
     used: HashMap<(usize, usize, Lane), usize>,
+    /// Micro-batches of which the first stage has started a direction.
+    entered: HashSet<u32>,
+    /// Groups of each micro-batch that are not read at the cut yet.
+    unread: HashMap<u32, usize>,
 }
 
 impl Simulation<'_> {
@@ -70,16 +74,12 @@ impl Simulation<'_> {
 
     /// Whether any direction of a micro-batch has been started.
     fn entered(&self, m: u32) -> bool {
-        self.stages[0].list.iter().any(|a| matches!(a, Action::PerturbedForward(g) if g.m == m))
+        self.entered.contains(&m)
     }
 
     /// Micro-batches that have entered and whose slopes are not all read yet.
     fn awaiting(&self) -> usize {
-        let unread = self.stages[self.w.cut() - 1].waiting.iter().filter_map(|a| match a {
-            Action::BoundaryDot(g) if self.entered(g.m) => Some(g.m),
-            _ => None,
-        });
-        unread.collect::<HashSet<_>>().len()
+        self.entered.iter().filter(|m| self.unread.get(m).is_some_and(|n| *n > 0)).count()
     }
 
     fn start(&mut self, s: usize, now: u64, index: usize) {
@@ -97,6 +97,8 @@ impl Simulation<'_> {
         match a {
             Action::Forward { .. } if w.roles[s] == Role::FirstOrder => self.stages[s].in_flight += 1,
             Action::Backward { .. } => self.stages[s].in_flight -= 1,
+            Action::PerturbedForward(g) if s == 0 => drop(self.entered.insert(g.m)),
+            Action::BoundaryDot(g) => *self.unread.get_mut(&g.m).expect("every readout was counted") -= 1,
             _ => {}
         }
         self.stages[s].list.push(a);
@@ -113,14 +115,23 @@ impl Simulation<'_> {
 
 pub(super) fn order(w: &Workload) -> Result<Schedule> {
     let credits = Credits::for_workload(w);
-    let stages = (0..w.stages())
+    let stages: Vec<Stage> = (0..w.stages())
         .map(|s| {
             let mut waiting = w.expected(s);
             waiting.sort_by_key(urgency);
             Stage { waiting, done: HashSet::new(), list: Vec::new(), busy: None, received: HashSet::new(), in_flight: 0 }
         })
         .collect();
-    let mut sim = Simulation { w, credits, stages, arrived: HashSet::new(), used: HashMap::new() };
+    let mut unread = HashMap::new();
+    for stage in &stages {
+        for a in &stage.waiting {
+            if let Action::BoundaryDot(g) = a {
+                *unread.entry(g.m).or_default() += 1;
+            }
+        }
+    }
+    let (arrived, used, entered) = (HashSet::new(), HashMap::new(), HashSet::new());
+    let mut sim = Simulation { w, credits, stages, arrived, used, entered, unread };
     let mut now = 0;
     loop {
         // Start and finish at the same instant until nothing moves: actions of no cost must not wait for the clock.

@@ -1,6 +1,7 @@
 //! A checkpoint file: step, identity of the run, adapters and optimiser state, in exact bits.
 //!
-//! Little-endian: magic, u64 length of a JSON header, the header, then for each module its A and B (f32), then each stage's optimiser state.
+//! Little-endian: magic, u64 length of a JSON header, the header, then for each module its A and B (f32), then each stage's optimiser state, and
+//! the CRC-32 of everything before it.
 
 use crate::executor::Snapshot;
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,7 @@ impl Checkpoint {
             m.a.iter().chain(&m.b).for_each(|v| bytes.extend(v.to_le_bytes()));
         }
         self.snapshot.optimisers.iter().for_each(|o| bytes.extend(o));
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
         let temporary = path.with_extension("tmp");
         let write = || -> std::io::Result<()> {
             let mut file = fs::File::create(&temporary)?;
@@ -100,7 +102,12 @@ impl Checkpoint {
 
     fn parse(bytes: &[u8]) -> Result<Self> {
         let short = || Error::format("the checkpoint is cut short; use an earlier one");
-        let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| Error::format("this is no zofo checkpoint"))?;
+        bytes.strip_prefix(MAGIC).ok_or_else(|| Error::format("this is no zofo checkpoint"))?;
+        let (body, sum) = bytes.split_last_chunk::<4>().ok_or_else(short)?;
+        if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
+            return Err(Error::format("the checkpoint is damaged: its checksum does not match; use an earlier one"));
+        }
+        let rest = body.strip_prefix(MAGIC).ok_or_else(short)?;
         let (length, rest) = rest.split_at_checked(8).ok_or_else(short)?;
         let length = u64::from_le_bytes(length.try_into().map_err(|_| short())?);
         if length > MAX_HEADER {
@@ -172,6 +179,11 @@ mod tests {
             assert!(Checkpoint::parse(&bytes[..n]).is_err(), "cut at {n}");
         }
         assert!(Checkpoint::parse(&[bytes.clone(), vec![0]].concat()).is_err());
+        for i in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[i] ^= 1 << (i % 8);
+            assert!(Checkpoint::parse(&flipped).is_err(), "a bit of byte {i}");
+        }
         let mut huge = bytes;
         huge[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(Checkpoint::parse(&huge).is_err());
