@@ -1,10 +1,11 @@
 //! What is the CPU's own: options, memory that devices share, weights kept in place.
 
-use std::sync::Arc;
+use std::{any::Any, ops::Range, sync::Arc};
 use zofo_cpu::{CpuDevice, CpuDriver, CpuOptions, Isa};
 use zofo_hal::op::{Copy, MatMul, Orientation};
 use zofo_hal::{
-    DType, Device, Driver, ErrorKind, MemorySpace, OpenOptions, SharedBytes, TensorSpec, Usage, Uses, WeightData, WeightSpec, alloc_tensor,
+    Buffer, BufferRef, DType, Device, Driver, ErrorKind, Home, MapRead, MapWrite, MemorySpace, OpenOptions, Result, SharedBytes, TensorArg,
+    TensorSpec, Usage, Uses, WeightData, WeightSpec, alloc_tensor,
 };
 
 fn device(threads: usize) -> Arc<CpuDevice> {
@@ -123,4 +124,63 @@ fn ops_of_a_mapped_buffer_are_refused_on_every_thread() {
     std::thread::scope(|s| s.spawn(|| assert!(q.submit(&op).is_err())).join().unwrap());
     drop(guard);
     q.submit(&op).unwrap();
+}
+
+/// A buffer that claims more than the one it stands for.
+struct Impostor(BufferRef);
+
+impl Buffer for Impostor {
+    fn bytes(&self) -> usize {
+        1 << 40
+    }
+    fn space(&self) -> MemorySpace {
+        self.0.space()
+    }
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+    fn home(&self) -> Home {
+        self.0.home()
+    }
+    fn freeze(&self) -> Result<()> {
+        self.0.freeze()
+    }
+    fn map_read(&self, range: Range<usize>) -> Result<MapRead<'_>> {
+        self.0.map_read(range)
+    }
+    fn map_write(&self, range: Range<usize>) -> Result<MapWrite<'_>> {
+        self.0.map_write(range)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self.0.as_any()
+    }
+}
+
+#[test]
+fn what_stands_for_a_buffer_is_not_one() {
+    let d = device(1);
+    let q = d.create_queue().unwrap();
+    let real = alloc_tensor(&*q, TensorSpec::new(DType::F32, 1, 1), Usage::Activations).unwrap();
+    let claimed = TensorArg::new(Arc::new(Impostor(real.buffer.clone())), TensorSpec::new(DType::F32, 1024, 1024));
+    let e = q.submit(&zofo_hal::op::Fill::new(claimed, 1.0).into()).unwrap_err();
+    assert_eq!(*e.kind(), ErrorKind::ForeignBuffer, "{e}");
+}
+
+/// Sizes whose product or number overflows are refused, not wrapped.
+#[test]
+fn absurd_sizes_are_refused() {
+    let d = device(1);
+    let q = d.create_queue().unwrap();
+    let t = alloc_tensor(&*q, TensorSpec::new(DType::F32, 1, 4), Usage::Activations).unwrap();
+    for spec in [
+        TensorSpec::new(DType::F32, usize::MAX, 0),
+        TensorSpec::new(DType::F32, 2, 1).with_stride(usize::MAX),
+        TensorSpec::new(DType::F32, 1 << 62, 4),
+    ] {
+        let mut bad = t.clone();
+        bad.spec = spec;
+        let e = q.submit(&zofo_hal::op::Fill::new(bad, 1.0).into()).unwrap_err();
+        assert_eq!(*e.kind(), ErrorKind::InvalidArgument, "{spec:?}: {e}");
+    }
+    assert!(CpuDevice::new(CpuOptions { threads: Some(1 << 20), isa: None }).is_err());
 }

@@ -290,3 +290,18 @@ proptest! {
         }
     }
 }
+
+/// The crate behind indexes with what a merge says; both cases panicked in it.
+#[test]
+fn merges_and_ids_that_do_not_fit_are_refused() {
+    for (model, part) in [
+        (r#"{"type":"BPE","vocab":{"a":1,"O":1},"merges":["a O"]}"#, "no id of its own"),
+        (r#"{"type":"BPE","vocab":{"a":0,"b":1},"merges":["a b"]}"#, "does not make a token"),
+        (r#"{"type":"BPE","vocab":{"a":0,"b":1},"merges":["ab"]}"#, "does not make a token"),
+        (r#"{"type":"BPE","vocab":{"a":0,"b":-1},"merges":[]}"#, "no id of its own"),
+    ] {
+        let text = format!(r#"{{"model":{model}}}"#);
+        let e = Tokenizer::from_tokenizer_json(text.as_bytes()).err().unwrap();
+        assert!(e.message().contains(part), "{text}: {e}");
+    }
+}

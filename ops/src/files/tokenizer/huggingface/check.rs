@@ -3,6 +3,8 @@
 //! The crate panics on some malformed components and on some exotic ones. The families read here need few, so these are listed, and all others are
 //! refused by name.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 use zofo_hal::{Error, ErrorKind, Result};
 
@@ -100,7 +102,45 @@ fn model(root: &Map<String, Value>) -> Result<()> {
         None | Some(Value::Null) => Ok(()),
         Some(value) if value.as_f64() == Some(0.0) => Ok(()),
         Some(_) => Err(Error::unsupported("the tokenizer drops merges at random (`dropout`); set it to null in tokenizer.json")),
+    }?;
+    merges(model)
+}
+
+/// That every token has an id of its own and every merge makes a token from two tokens: the crate that runs the model takes both for granted.
+fn merges(model: &Map<String, Value>) -> Result<()> {
+    let Some(Value::Object(vocab)) = model.get("vocab") else {
+        return Err(Error::format("not a valid tokenizer.json: the byte-pair model has no `vocab`"));
+    };
+    let mut ids = HashSet::with_capacity(vocab.len());
+    for (token, id) in vocab {
+        let id = id.as_u64().filter(|id| *id <= u64::from(u32::MAX));
+        if !id.is_some_and(|id| ids.insert(id)) {
+            return Err(Error::format(format!("not a valid tokenizer.json: the token {token:?} has no id of its own")));
+        }
     }
+    let Some(Value::Array(merges)) = model.get("merges") else { return Ok(()) };
+    for merge in merges {
+        let pair = match merge {
+            Value::String(s) => s.split_once(' '),
+            Value::Array(pair) => match pair.as_slice() {
+                [Value::String(a), Value::String(b)] => Some((a.as_str(), b.as_str())),
+                _ => None,
+            },
+            _ => None,
+        };
+        // A header line of the merge list, which some files carry along.
+        if matches!(merge, Value::String(s) if s.starts_with("#version")) {
+            continue;
+        }
+        let made = pair.filter(|(a, b)| vocab.contains_key(*a) && vocab.contains_key(*b) && vocab.contains_key(&format!("{a}{b}")));
+        if made.is_none() {
+            return Err(Error::format(format!(
+                "not a valid tokenizer.json: the merge {} does not make a token from two tokens",
+                brief(merge)
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn component(part: &Part, value: &Value) -> Result<()> {
