@@ -24,7 +24,7 @@ const BATCH_TOKENS: usize = 2048;
 pub struct Evaluation {
     /// Examples scored.
     pub examples: usize,
-    /// Mean loss over labelled tokens, in nats.
+    /// Mean loss per label token, in nats.
     pub loss: f64,
     /// Macro-F1, for examples with classes.
     pub f1: Option<f64>,
@@ -34,8 +34,9 @@ pub struct Evaluation {
     pub classes: Vec<(String, Option<f64>)>,
 }
 
-/// Scores every example of `data`. A class is predicted where the sum of the log-probabilities of its word's tokens behind the prompt is the
-/// largest; of equal ones, the first. The same examples give the same scores, however they are batched.
+/// Scores every example of `data`. A class is predicted where the log-probability of its word behind the prompt is the largest; of equal
+/// ones, the first. Words of several tokens are scored with the token that ends a text, so that a word which begins another one is not
+/// preferred for its length; where all words are one token, the word's token alone decides and is what the loss is of. The same examples give the same scores, however they are batched.
 ///
 /// `progress` hears of each batch: examples done and in all.
 ///
@@ -114,7 +115,7 @@ impl Item {
     fn tokens(&self, encoder: &Encoder<'_>, once: bool) -> usize {
         match self {
             Self::Prompt(p) if once => p.ids.len(),
-            Self::Prompt(p) => encoder.labels().iter().map(|l| p.ids.len() + l.len()).sum(),
+            Self::Prompt(p) => (0..encoder.labels().len()).map(|l| p.ids.len() + encoder.predicted(l)).sum(),
             Self::Text(s) => s.ids.len(),
         }
     }
@@ -161,8 +162,8 @@ fn score(
             let mut rest = losses.as_slice();
             for prompt in &prompts {
                 let mut scores = Vec::with_capacity(encoder.labels().len());
-                for (class, word) in encoder.labels().iter().enumerate() {
-                    let (of_word, others) = rest.split_at(word.len());
+                for class in words.clone() {
+                    let (of_word, others) = rest.split_at(encoder.predicted(class));
                     rest = others;
                     scores.push(-of_word.iter().map(|l| f64::from(*l)).sum::<f64>());
                     if prompt.label == Some(class) {

@@ -1,4 +1,4 @@
-//! Examples as token sequences: the prompt, then the label word, whose tokens are what is predicted.
+//! Examples as token sequences: the prompt, then the label word and the token that ends a text, which are what is predicted.
 
 use zofo_hal::{Error, Result};
 use zofo_ops::{batch::Sequence, config::ModelConfig, files::Tokenizer};
@@ -37,7 +37,8 @@ pub struct Prompt {
 /// Makes sequences of a data set's examples.
 ///
 /// With classes, the label word stands behind the prompt, after a space unless the template ends in white space, and its tokens alone are
-/// labelled. Without, every token of the text is, and a token that ends the text follows it where the tokenizer has one.
+/// labelled. Without, every token of the text is. In both cases a token that ends the text follows, and is labelled too, where the tokenizer
+/// has one: what is generated stops there, and a word is not mistaken for the beginning of a longer one.
 ///
 /// What is too long loses text from its fields (each is cut to the same number of characters, from the end), never of the template or the
 /// label.
@@ -46,6 +47,7 @@ pub struct Encoder<'a> {
     template: &'a Template,
     name: &'a str,
     labels: Vec<Vec<u32>>,
+    end: Option<u32>,
     max_length: usize,
     truncate: bool,
 }
@@ -57,29 +59,39 @@ impl<'a> Encoder<'a> {
     /// `InvalidArgument` where two classes have the same tokens or a label leaves no room for a prompt.
     pub fn new(tokenizer: &'a Tokenizer, data: &'a Dataset, max_length: usize, truncate: bool) -> Result<Self> {
         let mut labels: Vec<Vec<u32>> = Vec::new();
+        let end = tokenizer.eos();
         let words: Vec<&str> = data.classes.iter().flat_map(|c| c.iter()).map(|c| c.word.as_str()).collect();
         for word in &words {
-            let ids = label_tokens(tokenizer, data.template.tail(), word)?;
+            let ids = label_tokens(tokenizer, data.template.tail(), word).map_err(|e| e.context(format!("label `{word}`")))?;
+            if ids.is_empty() {
+                return Err(Error::invalid(format!("label `{word}`: this tokenizer cannot express it; choose another word")));
+            }
             if let Some(same) = labels.iter().position(|l| *l == ids) {
                 return Err(Error::invalid(format!(
                     "the classes `{}` and `{word}` are the same tokens to this model's tokenizer; choose other words",
                     words[same]
                 )));
             }
-            if ids.is_empty() || ids.len() + 1 > max_length {
+            let tokens = ids.len() + usize::from(end.is_some());
+            if tokens + 1 > max_length {
                 return Err(Error::invalid(format!(
-                    "class `{word}` has {} tokens, which leaves no room for a prompt in sequences of {max_length}",
-                    ids.len()
+                    "label `{word}` has {tokens} tokens{}, which leaves no room for a prompt in sequences of {max_length}",
+                    if end.is_some() { " with the one that ends a text" } else { "" }
                 )));
             }
             labels.push(ids);
         }
-        Ok(Self { tokenizer, template: &data.template, name: &data.name, labels, max_length, truncate })
+        Ok(Self { tokenizer, template: &data.template, name: &data.name, labels, end, max_length, truncate })
     }
 
-    /// The tokens of each class's word, as they follow the prompt.
+    /// The tokens of each class's word, as they follow the prompt; without the one that ends a text.
     pub fn labels(&self) -> &[Vec<u32>] {
         &self.labels
+    }
+
+    /// Tokens that are predicted behind a prompt of class `label`: the word's and, where the tokenizer has one, the one that ends a text.
+    pub fn predicted(&self, label: usize) -> usize {
+        self.labels[label].len() + usize::from(self.end.is_some())
     }
 
     /// The training sequence of an example.
@@ -97,10 +109,10 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// `prompt` followed by class `label`, whose tokens are to be predicted.
+    /// `prompt` followed by class `label` and the end of the text, whose tokens are to be predicted.
     pub fn with_label(&self, prompt: &Prompt, label: usize) -> Sequence {
         let mut ids = prompt.ids.clone();
-        ids.extend(&self.labels[label]);
+        ids.extend(self.labels[label].iter().copied().chain(self.end));
         Sequence::predicting(ids, prompt.ids.len())
     }
 
@@ -109,7 +121,7 @@ impl<'a> Encoder<'a> {
     /// # Errors
     /// Those of [`Encoder::sequence`].
     pub fn prompt(&self, example: &Example) -> Result<Prompt> {
-        let room = self.labels.iter().map(Vec::len).max().unwrap_or(0);
+        let room = (0..self.labels.len()).map(|l| self.predicted(l)).max().unwrap_or(0);
         let (ids, _) = self.fit(example, room)?;
         if ids.is_empty() {
             return Err(self.error(example, "its prompt has no token"));
@@ -119,7 +131,7 @@ impl<'a> Encoder<'a> {
 
     fn text(&self, example: &Example) -> Result<Sequence> {
         let (mut ids, whole) = self.fit(example, 0)?;
-        if let Some(end) = self.tokenizer.eos().filter(|_| whole && ids.len() < self.max_length) {
+        if let Some(end) = self.end.filter(|_| whole && ids.len() < self.max_length) {
             ids.push(end);
         }
         if ids.len() < 2 {
@@ -220,14 +232,18 @@ mod tests {
     }
 
     #[test]
-    fn the_label_word_is_what_is_predicted() {
+    fn the_label_word_and_the_end_are_what_is_predicted() {
         let Some(t) = tokenizer() else { return zofo_testkit::skip!("no stories260K tokenizer") };
         for template in ["{text}\nTopic:", "{text}\nTopic: ", "{text}"] {
             let data = data(template, Some("World,Sports"), &["A game"]);
             let encoder = Encoder::new(&t, &data, 64, true).unwrap();
             let s = encoder.sequence(&data.examples[0]).unwrap();
-            assert_eq!(s.ids, t.encode(&format!("{} Sports", data.template.render(&["A game".into()], 99).trim_end()), true).unwrap());
-            let label: Vec<u32> = s.labels.iter().flatten().copied().collect();
+            let end = t.eos().unwrap();
+            let text = format!("{} Sports", data.template.render(&["A game".into()], 99).trim_end());
+            assert_eq!(s.ids, [t.encode(&text, true).unwrap(), vec![end]].concat());
+            let mut label: Vec<u32> = s.labels.iter().flatten().copied().collect();
+            assert_eq!(label.len(), encoder.predicted(1));
+            assert_eq!(label.pop(), Some(end));
             assert_eq!(label, encoder.labels()[1]);
             assert_eq!(t.decode(&label).unwrap().trim(), "Sports");
         }
@@ -238,16 +254,16 @@ mod tests {
         let Some(t) = tokenizer() else { return zofo_testkit::skip!("no stories260K tokenizer") };
         let long = "once upon a time ".repeat(100);
         let data = data("{a}|{b}\nTopic:", Some("World,Sports"), &[&long, "short"]);
-        for max in [24, 25, 40] {
+        for max in [25, 26, 40] {
             let encoder = Encoder::new(&t, &data, max, true).unwrap();
             let s = encoder.sequence(&data.examples[0]).unwrap();
             assert!(s.ids.len() <= max && s.ids.len() + 6 > max, "{} of {max}", s.ids.len());
             let text = t.decode(&s.ids).unwrap();
             assert!(text.ends_with("Topic: Sports") && text.contains("once"), "{text}");
         }
-        let e = Encoder::new(&t, &data, 24, false).unwrap().sequence(&data.examples[0]).unwrap_err();
+        let e = Encoder::new(&t, &data, 25, false).unwrap().sequence(&data.examples[0]).unwrap_err();
         assert!(e.message().starts_with("d.csv: line 7: ") && e.message().contains("tokens"), "{e}");
-        let e = Encoder::new(&t, &data, 8, true).unwrap().sequence(&data.examples[0]).unwrap_err();
+        let e = Encoder::new(&t, &data, 9, true).unwrap().sequence(&data.examples[0]).unwrap_err();
         assert!(e.message().contains("the template alone"), "{e}");
         assert!(Encoder::new(&t, &data, 2, true).is_err());
     }
