@@ -2,7 +2,7 @@
 
 mod metrics;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use zofo_hal::{DType, Error, ErrorKind, Result, TensorArg, Usage};
 use zofo_ops::batch::Sequence;
 
@@ -30,8 +30,13 @@ pub struct Evaluation {
     pub f1: Option<f64>,
     /// Share of right predictions, for examples with classes.
     pub accuracy: Option<f64>,
-    /// F1 of each class that is in the examples or predicted, by its word.
+    /// F1 of each class that is in the examples or predicted, by its word; an object `f1_by_class` in JSON.
+    #[serde(rename = "f1_by_class", serialize_with = "as_map")]
     pub classes: Vec<(String, Option<f64>)>,
+}
+
+fn as_map<S: Serializer>(pairs: &[(String, Option<f64>)], s: S) -> std::result::Result<S::Ok, S::Error> {
+    s.collect_map(pairs.iter().map(|(k, v)| (k, v)))
 }
 
 /// Scores every example of `data`. A class is predicted where the log-probability of its word behind the prompt is the largest; of equal

@@ -89,11 +89,27 @@ impl Model {
         &self.tokenizer
     }
 
-    /// Reads an adapter for it, in PEFT's format.
+    /// Reads an adapter for it: a folder in PEFT's format, or the folder of a run, which has one in `adapter`.
     ///
     /// # Errors
-    /// Those of [`read_adapter`].
+    /// `Io` where `folder` is neither; those of [`read_adapter`].
     pub fn read_adapter(&self, folder: &Path) -> Result<HostAdapter> {
+        const CONFIG: &str = "adapter_config.json";
+        let inner = folder.join("adapter");
+        let folder = match () {
+            () if folder.join(CONFIG).is_file() => folder,
+            () if inner.join(CONFIG).is_file() => &inner,
+            () => {
+                return Err(Error::new(
+                    ErrorKind::Io,
+                    format!(
+                        "{}: no adapter is here (no {CONFIG}, and none in `adapter` below it); give an adapter folder or the run folder that \
+                         `zofo train` wrote",
+                        folder.display()
+                    ),
+                ));
+            }
+        };
         Ok(HostAdapter::from(&read_adapter(folder, self.config())?))
     }
 }

@@ -1,5 +1,7 @@
 //! The result of a run in numbers: `summary.json`.
 
+use std::{collections::BTreeMap, path::PathBuf};
+
 use serde::{Deserialize, Serialize};
 
 /// Result of a training run.
@@ -22,9 +24,12 @@ pub struct Summary {
     pub accuracy_before: Option<f64>,
     /// Accuracy after training.
     pub accuracy_after: Option<f64>,
-    /// Loss on the evaluation data before training.
+    /// F1 of each class after training, by its word; `None` for a class that is neither in the evaluation data nor predicted.
+    #[serde(default)]
+    pub f1_by_class: BTreeMap<String, Option<f64>>,
+    /// Loss per label token on the evaluation data before training.
     pub eval_loss_before: Option<f64>,
-    /// Loss on the evaluation data after training.
+    /// Loss per label token on the evaluation data after training.
     pub eval_loss_after: Option<f64>,
     /// Examples of the evaluation.
     pub eval_examples: usize,
@@ -40,6 +45,12 @@ pub struct Summary {
     pub train_seconds: f64,
     /// Where times come from: the clock (`measured`) or a model of a device (`modelled`).
     pub times: String,
+    /// The run folder, as it was named; `None` where nothing is written.
+    #[serde(default)]
+    pub run_folder: Option<PathBuf>,
+    /// The adapter's folder in it.
+    #[serde(default)]
+    pub adapter: Option<PathBuf>,
     /// Base model.
     pub model: String,
     /// Training data.
@@ -60,6 +71,17 @@ pub struct Summary {
     pub versions: Vec<(String, String)>,
 }
 
+impl Summary {
+    /// Steps that `loss_first` and `loss_last` are each the mean of: a tenth of all, at least one and at most ten.
+    pub fn loss_steps(&self) -> usize {
+        end(self.steps as usize)
+    }
+}
+
+fn end(steps: usize) -> usize {
+    steps.div_ceil(10).min(10)
+}
+
 /// Largest resident size of this process so far, in bytes.
 pub(crate) fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -69,7 +91,7 @@ pub(crate) fn peak_rss_bytes() -> Option<u64> {
 
 /// Mean over the first and over the last tenth of the losses, at least one and at most ten.
 pub(crate) fn ends(losses: &[f64]) -> (Option<f64>, Option<f64>) {
-    let n = losses.len().div_ceil(10).min(10);
+    let n = end(losses.len());
     let mean = |l: &[f64]| (!l.is_empty()).then(|| l.iter().sum::<f64>() / l.len() as f64);
     (mean(&losses[..n]), mean(&losses[losses.len() - n..]))
 }

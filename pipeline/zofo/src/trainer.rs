@@ -23,6 +23,7 @@ pub use builder::{DataSource, ModelSource, TrainerBuilder};
 use crate::{
     cancel::CancelToken,
     data::{DataSpec, Dataset},
+    eval::Evaluation,
     events::Listener,
     model::Model,
     options::TrainOptions,
@@ -78,6 +79,8 @@ struct Record {
 pub struct Run {
     /// The result in numbers.
     pub summary: Summary,
+    /// Scores after training, where the run has evaluation data and was not stopped.
+    pub evaluation: Option<Evaluation>,
     /// The adapters.
     pub adapter: HostAdapter,
     /// Where it is on disk.
@@ -95,6 +98,23 @@ impl Trainer {
     /// How the work is divided.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The settings.
+    pub fn options(&self) -> &TrainOptions {
+        &self.options
+    }
+
+    /// The file that is evaluated on, or that a part is held out of; `None` for data that were values in memory.
+    pub fn eval_spec(&self) -> Option<&DataSpec> {
+        self.record.eval_data.as_ref().or(self.record.data.as_ref())
+    }
+
+    /// The prompt of an example of the evaluation data, or of the training data where there are none, each of its fields cut to `characters`.
+    pub fn sample_prompt(&self, characters: usize) -> Option<String> {
+        let data = self.eval.as_ref().unwrap_or(&self.train);
+        let text = data.template.render(&data.examples.first()?.fields, characters);
+        Some(text.trim_end_matches(' ').to_owned())
     }
 
     /// The devices' descriptions.

@@ -1,11 +1,11 @@
 //! What the command line looks like.
 
-use std::path::PathBuf;
+use std::{convert::Infallible, path::PathBuf};
 
 use clap::{ArgMatches, Args, Parser, Subcommand, parser::ValueSource};
 use zofo::{TrainOptions, estimator::EstimatorName, options::OptimiserName, order::ScheduleName};
 
-use super::data_args::{DataArgs, EvalDataArgs};
+use super::data_args::{DataArgs, EvalDataArgs, unescaped};
 
 /// Fine-tune LLaMA-family models with LoRA over mixed edge accelerators.
 ///
@@ -32,43 +32,60 @@ pub enum Command {
     Generate(GenerateArgs),
 }
 
-pub const TRAIN_EXAMPLE: &str = "zofo train --model models/stories260K --data ag_news/train.csv --template '{content}\\nTopic:' --label-column label \
-                                 --classes World,Sports,Business,Sci/Tech";
+pub const TRAIN_EXAMPLE: &str = "zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
+                                 --template '{content}\\nTopic:' --label-column label --classes 1=World,2=Sports,3=Business,4=Sci/Tech";
 
-const TRAIN_EXAMPLES: &str = r"Examples:
+const TRAIN_EXAMPLES: &str = r#"Losses are per label token: the mean of -ln p over the tokens that are to be predicted.
+
+Examples:
   Classify news, over two forward-only and two backpropagating virtual devices:
-    zofo train --model models/stories260K --data ag_news/train.csv \
+    zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
       --template '{content}\nTopic:' --label-column label \
       --classes 1=World,2=Sports,3=Business,4=Sci/Tech --steps 200
 
   The same, scored on another file with other columns:
-    ... --eval-data ag_news/test.csv --eval-template '{description}\nTopic:' \
-        --eval-label-column class
+    zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
+      --template '{content}\nTopic:' --label-column label \
+      --classes 1=World,2=Sports,3=Business,4=Sci/Tech --steps 200 \
+      --eval-data ../shared/data/ag_news/test.csv --eval-template '{description}\nTopic:' \
+      --eval-label-column class
 
   Language modelling on plain text:
-    zofo train --model M --data text.jsonl --text-column text
+    zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
+      --text-column content
 
-  Devices of your own, in pipeline order (cluster.toml):
+  Devices of your own: write cluster.toml, in pipeline order, and add --cluster cluster.toml
     [[device]]
-    name = 'npu0'
-    kind = 'bp-free'
+    name = "npu0"        # any name, unique
+    kind = "bp-free"     # runs forward only; in front of those that backpropagate
+    backend = "cpu"      # or "cpu:0"; several devices may share one [default: "cpu"]
+    compute = "f32"      # activations: "f32", "bf16" or "f16" [default: --compute]
+    layers = 2           # all devices say it or none [default: an even split]
+
     [[device]]
-    name = 'gpu0'
-    kind = 'bp'
-    ...
-    zofo train --model M --data D --text-column text --cluster cluster.toml
+    name = "gpu0"
+    kind = "bp"          # can backpropagate; the last device must
+    backend = "cpu"
+    threads = 2          # of a CPU device [default: --threads]
+    memory = "4GiB"      # refuse a model that does not fit [default: not checked]
+    layers = 3
 
   Go on after Ctrl-C:
-    zofo train --resume runs/1";
+    zofo train --resume runs/1"#;
 
-const EVAL_EXAMPLES: &str = r"Examples:
-  zofo eval --model M --adapter runs/1/adapter --data test.csv \
-    --template '{description}\nTopic:' --label-column class --classes World,Sports,Business,Sci/Tech
-  zofo eval --model M --data text.jsonl --text-column text --json";
+const EVAL_EXAMPLES: &str = r"The loss is per label token: the mean of -ln p over the tokens that are to be predicted.
+
+Examples:
+  zofo eval --model ../shared/models/stories260K/hf --adapter runs/1/adapter \
+    --data ../shared/data/ag_news/train.csv --template '{content}\nTopic:' --label-column label \
+    --classes 1=World,2=Sports,3=Business,4=Sci/Tech --limit 200
+  zofo eval --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
+    --text-column content --limit 200 --json";
 
 const GENERATE_EXAMPLES: &str = r"Examples:
-  zofo generate --model models/stories260K --prompt 'Once upon a time' --max-tokens 100
-  zofo generate --model M --adapter runs/1/adapter --prompt 'Hello' --temperature 0.8 --seed 7";
+  zofo generate --model ../shared/models/stories260K/hf --prompt 'Once upon a time' --max-tokens 100
+  zofo generate --model ../shared/models/stories260K/hf --adapter runs/1/adapter \
+    --prompt 'The match ended in a draw.\nTopic:' --temperature 0.8 --seed 7";
 
 /// Names of the arguments that stand on the command line.
 pub fn given(matches: &ArgMatches) -> Vec<String> {
@@ -92,6 +109,10 @@ fn defaults() -> TrainOptions {
 fn by_name<T: Copy>(table: &[(&'static str, T)], name: &str) -> Result<T, String> {
     let known = || table.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
     table.iter().find(|(n, _)| *n == name).map(|(_, v)| *v).ok_or_else(|| format!("there are: {}", known()))
+}
+
+fn prompt(text: &str) -> Result<String, Infallible> {
+    Ok(unescaped(text))
 }
 
 fn optimiser(name: &str) -> Result<OptimiserName, String> {
@@ -256,8 +277,8 @@ pub struct EvalArgs {
     /// Base model: a folder in Hugging Face layout
     #[arg(long, value_name = "M")]
     pub model: PathBuf,
-    /// Adapter folder, in PEFT's format
-    #[arg(long, value_name = "A")]
+    /// Adapter folder in PEFT's format, or a run folder
+    #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
     #[command(flatten)]
     pub data: DataArgs,
@@ -282,11 +303,11 @@ pub struct GenerateArgs {
     /// Base model: a folder in Hugging Face layout
     #[arg(long, value_name = "M")]
     pub model: PathBuf,
-    /// Adapter folder, in PEFT's format
-    #[arg(long, value_name = "A")]
+    /// Adapter folder in PEFT's format, or a run folder
+    #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Text to continue
-    #[arg(long, value_name = "TEXT")]
+    /// Text to continue; as in a template, \n, \t and \\ stand for a line break, a tab and a backslash
+    #[arg(long, value_name = "TEXT", value_parser = prompt)]
     pub prompt: String,
     /// Tokens to make at most
     #[arg(long, value_name = "N", default_value_t = 64)]
@@ -312,6 +333,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_cluster_of_the_help_is_one() {
+        let (_, rest) = TRAIN_EXAMPLES.split_once("[[device]]").unwrap();
+        let (text, _) = rest.split_once("  Go on").unwrap();
+        let cluster = zofo::cluster::Cluster::parse(&format!("[[device]]{text}")).unwrap();
+        // As many layers as the model of the examples has.
+        assert_eq!(cluster.split(5).unwrap(), [2, 3]);
     }
 
     #[test]

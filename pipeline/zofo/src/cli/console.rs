@@ -36,6 +36,12 @@ pub fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
+/// `1 step`, `2 steps`.
+pub fn count(n: impl Into<u64>, what: &str) -> String {
+    let n = n.into();
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Bytes for people.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -80,6 +86,7 @@ mod tests {
     fn for_people() {
         assert_eq!((bytes(17).as_str(), bytes(3 << 29).as_str()), ("17 B", "1.5 GiB"));
         assert_eq!((seconds(3.25).as_str(), seconds(125.0).as_str()), ("3.2 s", "2 min 05 s"));
+        assert_eq!((count(1u32, "step"), count(0u32, "step")), ("1 step".into(), "0 steps".into()));
         assert_eq!((quoted("a/b-1"), quoted("it's"), quoted("")), ("a/b-1".into(), r"'it'\''s'".into(), "''".into()));
         assert_eq!(table(&[vec!["a".into(), "bb".into()], vec!["ccc".into(), "d".into()]]), "a    bb\nccc  d\n");
     }

@@ -13,8 +13,8 @@ fn format(name: &str) -> Result<Format, String> {
     Format::ALL.into_iter().find(|(n, _)| *n == name).map(|(_, f)| f).ok_or_else(|| format!("there are: {}", known()))
 }
 
-/// Reads a template in which `\n`, `\t` and `\\` stand for what they do elsewhere, because shells pass them on as they are.
-fn template(text: &str) -> Result<Template, String> {
+/// Text in which `\n`, `\t` and `\\` stand for what they do elsewhere, because shells pass them on as they are.
+pub fn unescaped(text: &str) -> String {
     let mut out = String::new();
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
@@ -29,7 +29,16 @@ fn template(text: &str) -> Result<Template, String> {
         }
         chars.next();
     }
-    Template::parse(&out).map_err(|e| e.message().to_owned())
+    out
+}
+
+/// The inverse of [`unescaped`].
+pub fn escaped(text: &str) -> String {
+    text.replace('\\', r"\\").replace('\n', r"\n").replace('\t', r"\t")
+}
+
+fn template(text: &str) -> Result<Template, String> {
+    Template::parse(&unescaped(text)).map_err(|e| e.message().to_owned())
 }
 
 fn classes(text: &str) -> Result<Classes, String> {
@@ -47,14 +56,14 @@ pub struct DataArgs {
     /// Column that {text} stands for in the template
     #[arg(long, value_name = "C", help_heading = "Data")]
     pub text_column: Option<String>,
-    /// What the model reads, with {column} for a column's text, {{ and }} for braces, \n for a line break [default: {text}, and with
+    /// What the model reads, with {column} for a column's text, {{ and }} for braces, \n, \t and \\ for a line break, a tab and a backslash [default: {text}, and with
     /// labels a line `Label:` behind it]
     #[arg(long, value_name = "T", value_parser = template, help_heading = "Data")]
     pub template: Option<Template>,
     /// Column with the label; without one, the text itself is learnt
     #[arg(long, value_name = "C", help_heading = "Data")]
     pub label_column: Option<String>,
-    /// Words for the labels, in the order of their numbers, or as in 1=World,2=Sports [default: the labels themselves]
+    /// Words for the labels, as in 1=World,2=Sports,3=Business,4=Sci/Tech, or the words alone in the order of their numbers [default: the labels themselves]
     #[arg(long, value_name = "W,...", value_parser = classes, help_heading = "Data")]
     pub classes: Option<Classes>,
     /// Take a random sample of so many rows
@@ -121,6 +130,7 @@ mod tests {
     fn escapes_of_shells() {
         for (given, meant) in [(r"{a}\nTopic:", "{a}\nTopic:"), (r"{a}\t\\n\x\", "{a}\t\\n\\x\\")] {
             assert_eq!(template(given).unwrap(), Template::parse(meant).unwrap());
+            assert_eq!(unescaped(&escaped(meant)), meant);
         }
     }
 }

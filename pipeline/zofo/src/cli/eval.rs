@@ -1,5 +1,7 @@
 //! `zofo eval`
 
+use std::sync::Arc;
+
 use zofo::{
     CancelToken, Error, ErrorKind, Inference, Model, devices,
     eval::{Evaluation, evaluate},
@@ -11,7 +13,7 @@ use super::{
     Failure,
     args::EvalArgs,
     console, interrupt,
-    progress::{Progress, scored},
+    progress::{Progress, by_class, scored},
     usage,
 };
 
@@ -26,8 +28,8 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
     let device = devices::open(&args.device.device, args.device.threads).map_err(usage)?;
     let mut inference = Inference::load(device, &model, adapter.as_ref(), length, compute)?;
     let token = CancelToken::new();
-    interrupt::watch(token.clone(), "stopping");
-    let mut progress = Progress::new(args.json);
+    interrupt::watch(token.clone(), || "stopping after this evaluation batch; once more to end at once");
+    let mut progress = Progress::new(args.json, Arc::default());
     let scores = evaluate(&mut inference, &encoder, &data, &token, &mut |done, total| progress.evaluating(done, total));
     progress.finish();
     match scores {
@@ -46,9 +48,5 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
 
 fn report(scores: &Evaluation) {
     console::line(scored(scores));
-    if !scores.classes.is_empty() {
-        let score = |f1: Option<f64>| f1.map_or_else(|| "not in the data".into(), |f1| format!("{f1:.3}"));
-        let rows: Vec<_> = scores.classes.iter().map(|(word, f1)| vec![format!("  {word}"), score(*f1)]).collect();
-        console::print(&format!("F1 by class:\n{}", console::table(&rows)));
-    }
+    console::print(&by_class(scores));
 }

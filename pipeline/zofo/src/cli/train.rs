@@ -1,16 +1,28 @@
 //! `zofo train`
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use zofo::{CancelToken, Error, Run, Trainer, TrainerBuilder, cluster::Cluster};
+use zofo::{CancelToken, Error, Run, Trainer, TrainerBuilder, cluster::Cluster, data::Format, run_folder::RunFolder};
 
 use super::{
     Failure,
     args::{TRAIN_EXAMPLE, TrainArgs},
-    console, interrupt,
-    progress::Progress,
+    console,
+    data_args::escaped,
+    interrupt,
+    progress::{Progress, by_class},
     usage,
 };
+
+/// Runs of fewer steps have no beginning and end to compare.
+const SHORT: u32 = 4;
 
 pub fn run(args: TrainArgs, given: &[String]) -> Result<(), Failure> {
     let builder = match &args.resume {
@@ -18,17 +30,30 @@ pub fn run(args: TrainArgs, given: &[String]) -> Result<(), Failure> {
         None => start(&args)?,
     };
     let token = CancelToken::new();
-    let mut progress = Progress::new(args.json);
+    let evaluating = Arc::new(AtomicBool::new(false));
+    let mut progress = Progress::new(args.json, evaluating.clone());
     let trainer = builder.cancel_token(token.clone()).on_event(move |e| progress.event(e)).build().map_err(usage)?;
-    interrupt::watch(token, "stopping after this step, with a checkpoint; once more to end at once");
+    if let Some(folder) = &args.resume
+        && nothing_left(&args, folder, &trainer)?
+    {
+        return Ok(());
+    }
+    interrupt::watch(token, move || {
+        if evaluating.load(Ordering::Relaxed) {
+            "stopping after this evaluation batch; once more to end at once"
+        } else {
+            "stopping after this step, with a checkpoint; once more to end at once"
+        }
+    });
+    let again = Again::new(&args, &trainer);
     let run = trainer.run()?;
-    report(&args, &run)
+    report(&args, &run, &again)
 }
 
 fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
     let missing = |what: &str| {
         Failure::Usage(Error::invalid(format!(
-            "{what}; a model and data that come with the program are still to be built in, so give both, for example\n  {TRAIN_EXAMPLE}"
+            "{what}; none comes with the program yet, so give both a model and data, for example\n  {TRAIN_EXAMPLE}"
         )))
     };
     let model = args.model.as_ref().ok_or_else(|| missing("--model is missing"))?;
@@ -61,15 +86,79 @@ fn resume(args: &TrainArgs, folder: &Path, given: &[String]) -> Result<TrainerBu
     Ok(if given.iter().any(|g| g == "steps") { builder.extend_to(args.steps) } else { builder })
 }
 
-fn report(args: &TrainArgs, run: &Run) -> Result<(), Failure> {
+/// Whether a run that is to go on is at its end, scores included; says so.
+fn nothing_left(args: &TrainArgs, folder: &Path, trainer: &Trainer) -> Result<bool, Failure> {
+    let summary = RunFolder::open(folder)?.read_summary()?;
+    let scored = summary.eval_examples == 0 || summary.eval_loss_after.is_some();
+    if !(summary.finished && scored && trainer.options().steps <= summary.steps) {
+        return Ok(false);
+    }
+    if args.json {
+        console::json(&summary);
+    }
+    console::note(format!(
+        "this run has done all of its {}, nothing is left to do; for more of them raise --steps, for example\n  zofo train --resume {} --steps {}",
+        console::count(summary.steps, "step"),
+        console::quoted(&folder.display().to_string()),
+        u64::from(summary.steps) * 2
+    ));
+    Ok(true)
+}
+
+/// The commands that use what was trained; without the adapter, which is known at the end.
+struct Again {
+    prompt: Option<String>,
+    data: Option<String>,
+}
+
+impl Again {
+    /// Characters of each field of the prompt that is shown.
+    const SHOWN: usize = 60;
+
+    fn new(args: &TrainArgs, trainer: &Trainer) -> Self {
+        let prompt = trainer.sample_prompt(Self::SHOWN).map(|p| console::quoted(&escaped(&p)));
+        let data = trainer.eval_spec().map(|spec| {
+            // As the user wrote it rather than as the run folder has it.
+            let path = args.eval_data.eval_data.as_ref().or(args.data.data.as_ref()).unwrap_or(&spec.path);
+            let options = trainer.options();
+            let format = spec.format.and_then(|f| Format::ALL.into_iter().find(|(_, other)| *other == f)).map(|(name, _)| name.to_owned());
+            [
+                ("data", Some(path.display().to_string())),
+                ("format", format),
+                ("text-column", spec.text_column.clone()),
+                ("template", spec.template.as_ref().map(|t| escaped(&t.to_string()))),
+                ("label-column", spec.label_column.clone()),
+                ("classes", spec.classes.as_ref().map(ToString::to_string)),
+                ("max-length", options.max_length.map(|n| n.to_string())),
+                ("limit", (options.eval_samples > 0).then(|| options.eval_samples.to_string())),
+            ]
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!(" --{name} {}", console::quoted(&value?))))
+            .collect()
+        });
+        Self { prompt, data }
+    }
+
+    fn say(&self, model: &str, adapter: &str) {
+        let with = format!("--model {} --adapter {}", console::quoted(model), console::quoted(adapter));
+        if let Some(prompt) = &self.prompt {
+            console::line(format!("try it: zofo generate {with} --prompt {prompt}"));
+        }
+        if let Some(data) = &self.data {
+            console::line(format!("score it: zofo eval {with}{data}"));
+        }
+    }
+}
+
+fn report(args: &TrainArgs, run: &Run, again: &Again) -> Result<(), Failure> {
     let folder = run.folder.as_ref().map(|f| f.path().display().to_string()).unwrap_or_default();
     if args.json {
         console::json(&run.summary);
     }
     if run.cancelled {
         console::note(format!(
-            "stopped after {} steps; continue with\n  zofo train --resume {}",
-            run.summary.steps,
+            "stopped after {}; continue with\n  zofo train --resume {}",
+            console::count(run.summary.steps, "step"),
             console::quoted(&folder)
         ));
         return Err(Failure::Interrupted);
@@ -85,13 +174,23 @@ fn report(args: &TrainArgs, run: &Run) -> Result<(), Failure> {
         rows.push(change("macro-F1", s.f1_before, s.f1_after));
     }
     if s.eval_examples > 0 {
-        rows.push(change("evaluation loss", s.eval_loss_before, s.eval_loss_after));
+        rows.push(change("evaluation loss per label token", s.eval_loss_before, s.eval_loss_after));
     }
-    rows.push(change("training loss", s.loss_first, s.loss_last));
+    if s.steps >= SHORT {
+        let n = s.loss_steps();
+        let steps = if n == 1 { "step".into() } else { format!("{n} steps") };
+        rows.push(change(&format!("training loss (first and last {steps})"), s.loss_first, s.loss_last));
+    }
     rows.push(vec!["speed".into(), format!("{:.1} samples/s, devices busy {:.0} %", s.samples_per_second, 100.0 * s.compute_utilisation)]);
     let memory = s.peak_rss_bytes.map_or_else(String::new, |b| format!(", {} of memory", console::bytes(b)));
     rows.push(vec!["time".into(), format!("{}{memory}", console::seconds(s.seconds))]);
     rows.push(vec!["adapter".into(), format!("{folder}/adapter")]);
     console::print(&console::table(&rows));
+    if let Some(scores) = &run.evaluation {
+        console::print(&by_class(scores));
+    }
+    if !folder.is_empty() {
+        again.say(&s.model, &format!("{folder}/adapter"));
+    }
     Ok(())
 }

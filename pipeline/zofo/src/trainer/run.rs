@@ -60,14 +60,15 @@ impl Trainer {
         let adapter = session.adapter()?;
         session.finish()?;
         self.write_adapter(&adapter)?;
-        if !cancelled && let Some(scores) = self.evaluate(When::After, Some(&adapter))? {
-            progress.after(&scores);
+        let scores = if cancelled { None } else { self.evaluate(When::After, Some(&adapter))? };
+        if let Some(scores) = &scores {
+            progress.after(scores);
         }
         progress.finish(!cancelled, began);
         if let Some(folder) = self.out.folder() {
             folder.write_summary(&progress.summary)?;
         }
-        Ok(Run { summary: progress.summary, adapter, folder: self.out.folder().cloned(), cancelled })
+        Ok(Run { summary: progress.summary, adapter, evaluation: scores, folder: self.out.folder().cloned(), cancelled })
     }
 
     fn session(&self) -> Result<Session> {
@@ -207,6 +208,8 @@ impl Progress {
         let lora = o.lora()?;
         let mut summary = Summary {
             times: "measured".into(),
+            run_folder: trainer.out.folder().map(|f| f.path().to_owned()),
+            adapter: trainer.out.folder().map(RunFolder::adapter),
             model: trainer.model.name().to_owned(),
             data: trainer.train.name.clone(),
             estimator: if o.freeze_head { "none (head frozen)".into() } else { o.estimator.name().into() },
@@ -258,6 +261,7 @@ impl Progress {
     fn after(&mut self, e: &Evaluation) {
         let s = &mut self.summary;
         (s.f1_after, s.accuracy_after, s.eval_loss_after) = (e.f1, e.accuracy, Some(e.loss));
+        s.f1_by_class = e.classes.iter().cloned().collect();
     }
 
     fn finish(&mut self, finished: bool, began: Instant) {

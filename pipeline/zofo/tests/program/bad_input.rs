@@ -127,7 +127,7 @@ fn folders_that_are_in_use() {
 #[test]
 fn adapters_that_do_not_fit() {
     let place = Place::new();
-    place.run(&["generate", "--model", "model", "--prompt", "a", "--adapter", "data.csv"]).refused(1, &["data.csv"]);
+    place.run(&["generate", "--model", "model", "--prompt", "a", "--adapter", "data.csv"]).refused(1, &["data.csv", "run folder"]);
     place.train(&["--steps", "1", "--eval-samples", "0", "--out", "run"]).ok();
     let path = place.path("run/adapter/adapter_model.safetensors");
     let bytes = std::fs::read(&path).unwrap();

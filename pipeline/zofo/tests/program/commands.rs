@@ -8,10 +8,29 @@ use super::support::Place;
 fn training_leaves_a_run_folder() {
     let place = Place::new();
     let run = place.train(&["--steps", "12", "--lr", "0.02", "--out", "run"]).ok();
-    for part in ["npu0", "gpu1", "zeroth-order", "first-order", "step 1/12", "step 12/12", "macro-F1", "run/adapter"] {
+    for part in [
+        "npu0",
+        "gpu1",
+        "zeroth-order",
+        "first-order",
+        "step 1/12",
+        "step 12/12",
+        "macro-F1",
+        "run/adapter",
+        "F1 by class",
+        "per label token",
+        "(first and last 2 steps)",
+        "eta ",
+    ] {
         assert!(run.out.contains(part), "`{part}` is not in {}", run.out);
     }
+    let with = "--model model --adapter run/adapter";
+    assert!(run.out.contains(&format!("try it: zofo generate {with} --prompt '")), "{}", run.out);
+    let data = r"--data data.csv --template '{text}\nTopic:' --label-column label --classes World,Sports --limit ";
+    assert!(run.out.contains(&format!("score it: zofo eval {with} {data}")), "{}", run.out);
     let summary = place.json("run/summary.json");
+    assert_eq!((&summary["run_folder"], &summary["adapter"]), (&"run".into(), &"run/adapter".into()));
+    assert!(summary["f1_by_class"]["Sports"].is_f64(), "{summary}");
     for key in [
         "loss_first",
         "loss_last",
@@ -52,6 +71,11 @@ fn training_leaves_a_run_folder() {
 
     let generate = ["generate", "--model", "model", "--adapter", "run/adapter", "--prompt", "a late goal\nTopic:", "--max-tokens", "8"];
     let text = place.run(&generate).ok();
+    let mut other = generate;
+    (other[4], other[6]) = ("run", r"a late goal\nTopic:");
+    assert_eq!(text.out, place.run(&other).ok().out, "a run folder and escapes mean the same");
+    let nothing = place.run(&["train", "--resume", "run"]).ok();
+    assert!(nothing.err.contains("all of its 12 steps") && nothing.err.contains("--steps 24") && nothing.out.is_empty(), "{}", nothing.err);
     assert!(text.out.starts_with("a late goal\nTopic:") && text.out.ends_with('\n'), "{}", text.out);
     assert_eq!(text.out, place.run(&generate).ok().out);
 }
