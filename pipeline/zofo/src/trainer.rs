@@ -110,6 +110,11 @@ impl Trainer {
         self.record.eval_data.as_ref().or(self.record.data.as_ref())
     }
 
+    /// Whether [`Trainer::eval_spec`] names the training data, for want of others.
+    pub fn eval_is_held_out(&self) -> bool {
+        self.record.eval_data.is_none()
+    }
+
     /// The prompt of an example of the evaluation data, or of the training data where there are none, each of its fields cut to `characters`.
     pub fn sample_prompt(&self, characters: usize) -> Option<String> {
         let data = self.eval.as_ref().unwrap_or(&self.train);

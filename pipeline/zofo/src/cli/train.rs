@@ -109,6 +109,8 @@ fn nothing_left(args: &TrainArgs, folder: &Path, trainer: &Trainer) -> Result<bo
 struct Again {
     prompt: Option<String>,
     data: Option<String>,
+    /// Whether the data of the command are those that were trained on.
+    seen: bool,
 }
 
 impl Again {
@@ -136,7 +138,7 @@ impl Again {
             .filter_map(|(name, value)| Some(format!(" --{name} {}", console::quoted(&value?))))
             .collect()
         });
-        Self { prompt, data }
+        Self { prompt, data, seen: trainer.eval_is_held_out() }
     }
 
     fn say(&self, model: &str, adapter: &str) {
@@ -145,7 +147,8 @@ impl Again {
             console::line(format!("try it: zofo generate {with} --prompt {prompt}"));
         }
         if let Some(data) = &self.data {
-            console::line(format!("score it: zofo eval {with}{data}"));
+            let note = if self.seen { " (examples that it was trained on included)" } else { "" };
+            console::line(format!("score it{note}: zofo eval {with}{data}"));
         }
     }
 }

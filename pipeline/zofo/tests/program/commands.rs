@@ -27,7 +27,7 @@ fn training_leaves_a_run_folder() {
     let with = "--model model --adapter run/adapter";
     assert!(run.out.contains(&format!("try it: zofo generate {with} --prompt '")), "{}", run.out);
     let data = r"--data data.csv --template '{text}\nTopic:' --label-column label --classes World,Sports --limit ";
-    assert!(run.out.contains(&format!("score it: zofo eval {with} {data}")), "{}", run.out);
+    assert!(run.out.contains(&format!("score it (examples that it was trained on included): zofo eval {with} {data}")), "{}", run.out);
     let summary = place.json("run/summary.json");
     assert_eq!((&summary["run_folder"], &summary["adapter"]), (&"run".into(), &"run/adapter".into()));
     assert!(summary["f1_by_class"]["Sports"].is_f64(), "{summary}");
