@@ -28,8 +28,6 @@ pub struct Progress {
     evaluates: bool,
     /// Steps seen and the seconds they took, for the time that is left.
     seen: (u32, f64),
-    /// Whether the bar has been drawn.
-    shown: bool,
     /// Whether an evaluation goes on, for who else wants to know.
     evaluating: Arc<AtomicBool>,
 }
@@ -38,8 +36,8 @@ impl Progress {
     pub fn new(json: bool, evaluating: Arc<AtomicBool>) -> Self {
         let terminal = std::io::stderr().is_terminal() && (json || std::io::stdout().is_terminal());
         // Hidden until there is something to draw: plan and notes come first.
-        let bar = terminal.then(|| ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style()));
-        Self { lines: !json && bar.is_none(), bar, steps: 0, evaluates: false, seen: (0, 0.0), shown: false, evaluating }
+        let bar = terminal.then(|| hidden(0));
+        Self { lines: !json && bar.is_none(), bar, steps: 0, evaluates: false, seen: (0, 0.0), evaluating }
     }
 
     pub fn event(&mut self, event: &Event) {
@@ -118,18 +116,17 @@ impl Progress {
     }
 
     fn draw(&mut self, done: u64, total: u64, label: &str, message: &str) {
-        let Some(bar) = &self.bar else { return };
-        if bar.length() != Some(total) || bar.prefix() != label {
-            bar.reset();
-            bar.set_length(total);
-            bar.set_prefix(label.to_owned());
+        let Some(bar) = &mut self.bar else { return };
+        let fresh = bar.is_hidden() || bar.length() != Some(total) || bar.prefix() != label;
+        if fresh {
+            bar.finish_and_clear();
+            *bar = hidden(total).with_prefix(label.to_owned());
         }
         bar.set_message(message.to_owned());
         bar.set_position(done);
-        if !self.shown {
+        if fresh {
             bar.set_draw_target(ProgressDrawTarget::stderr());
             bar.tick();
-            self.shown = true;
         }
     }
 
@@ -142,6 +139,11 @@ impl Progress {
             None => {}
         }
     }
+}
+
+/// A bar that is not drawn yet, so that it appears as a whole.
+fn hidden(total: u64) -> ProgressBar {
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden()).with_style(style())
 }
 
 fn style() -> ProgressStyle {
