@@ -65,6 +65,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args),
     };
     match result {
+        Ok(()) if console::lost() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Usage(e)) => {

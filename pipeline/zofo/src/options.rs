@@ -13,6 +13,9 @@ use zofo_pipeline::{
     train::{Decay, OptimiserSpec, TrainSpec},
 };
 
+/// Sequences of one step at most: all of them are in memory at once.
+const MAX_BATCH: usize = 1 << 14;
+
 /// An optimiser by name, with its usual constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -146,6 +149,9 @@ impl TrainOptions {
         positive("the number of steps", self.steps as usize)?;
         positive("the batch size", self.batch)?;
         positive("the number of micro-batches", self.micro_batches as usize)?;
+        if self.batch > MAX_BATCH {
+            return Err(Error::invalid(format!("a batch of {} sequences is more than the {MAX_BATCH} that one step takes", self.batch)));
+        }
         if self.batch < self.micro_batches as usize {
             return Err(Error::invalid(format!(
                 "a batch of {} sequences cannot be divided into {} micro-batches; raise the batch size or lower the number of micro-batches",

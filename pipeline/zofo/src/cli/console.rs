@@ -1,13 +1,31 @@
 //! Writing to the terminal or to whoever reads; a reader that goes away is no failure.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use zofo::Error;
+
+/// Whether something could not be written although somebody reads: a full disk.
+static LOST: AtomicBool = AtomicBool::new(false);
 
 /// Writes to standard output; `false` once nobody reads.
 pub fn print(text: &str) -> bool {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(e) = &written
+        && e.kind() != io::ErrorKind::BrokenPipe
+        && !LOST.swap(true, Ordering::Relaxed)
+    {
+        note(format!("error: standard output cannot be written: {e}"));
+    }
+    written.is_ok()
+}
+
+/// Whether output was lost, other than to a reader that went away.
+pub fn lost() -> bool {
+    LOST.load(Ordering::Relaxed)
 }
 
 /// Writes a line to standard output.

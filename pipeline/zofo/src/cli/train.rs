@@ -50,6 +50,17 @@ pub fn run(args: TrainArgs, given: &[String]) -> Result<(), Failure> {
     report(&args, &run, &again)
 }
 
+/// Largest cluster file read; a thousand devices take a tenth of it.
+const MAX_CLUSTER_BYTES: u64 = 1 << 20;
+
+fn read_cluster(path: &Path) -> Result<String, Failure> {
+    let meta = fs::metadata(path).map_err(|e| Error::io(path, e))?;
+    if !meta.is_file() || meta.len() > MAX_CLUSTER_BYTES {
+        return Err(Failure::Usage(Error::invalid(format!("{}: a cluster file is a plain file of at most 1 MiB", path.display()))));
+    }
+    Ok(fs::read_to_string(path).map_err(|e| Error::io(path, e))?)
+}
+
 fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
     let missing = |what: &str| {
         Failure::Usage(Error::invalid(format!(
@@ -64,7 +75,7 @@ fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
     }
     builder = builder.data(data);
     if let Some(path) = &args.cluster {
-        let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        let text = read_cluster(path)?;
         builder = builder.cluster(Cluster::parse(&text).map_err(|e| usage(e.context(path.display())))?);
     }
     Ok(match &args.out {

@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    collections::HashSet,
     fs::File,
     io::{self, BufRead, BufReader, Read},
     rc::Rc,
@@ -52,8 +53,9 @@ impl CsvRows {
         if header.is_empty() {
             return Err(Error::format("it is empty; it needs a header line with the names of the columns, and rows"));
         }
-        for (i, name) in header.iter().enumerate() {
-            if header[..i].contains(name) {
+        let mut seen = HashSet::with_capacity(header.len());
+        for name in &header {
+            if !seen.insert(name) {
                 return Err(Error::format(format!("line 1: two columns are called `{name}`; rename one")));
             }
         }
