@@ -227,7 +227,7 @@ fn a_fault_ends_the_step_and_names_the_stage() {
     for stage in 0..2 {
         for fault in [Fault::DeviceLost { after: 90 }, Fault::Execution { nth: 70 }] {
             let mut devices = devices(&cluster, DType::F32, true);
-            devices[stage] = StageDevice::new(Hostile::new(HostileConfig::seeded(3).fault(fault.clone())), DType::F32);
+            devices[stage] = StageDevice::new(Hostile::new(HostileConfig::seeded(3).fault(fault)), DType::F32);
             let plan = plan(&cluster, 2, &spec.estimator);
             let mut s = Session::start_from(plan, devices, model(), spec.clone(), warm(&spec.lora)).unwrap();
             let failure = (0..20).find_map(|i| s.step(&batch(4, i)).err()).expect("the fault shows within 20 steps");
