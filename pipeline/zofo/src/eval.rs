@@ -39,9 +39,8 @@ fn as_map<S: Serializer>(pairs: &[(String, Option<f64>)], s: S) -> std::result::
     s.collect_map(pairs.iter().map(|(k, v)| (k, v)))
 }
 
-/// Scores every example of `data`. A class is predicted where the log-probability of its word behind the prompt is the largest; of equal
-/// ones, the first. Words of several tokens are scored with the token that ends a text, so that a word which begins another one is not
-/// preferred for its length; where all words are one token, the word's token alone decides and is what the loss is of. The same examples give the same scores, however they are batched.
+/// Scores every example of `data`. A class is predicted where the sum of the log-probabilities of its word's tokens behind the prompt is the
+/// largest; of equal ones, the first. The same examples give the same scores, however they are batched.
 ///
 /// `progress` hears of each batch: examples done and in all.
 ///

@@ -1,4 +1,4 @@
-//! Examples as token sequences: the prompt, then the label word and the token that ends a text, which are what is predicted.
+//! Examples as token sequences: the prompt, then the label word, whose tokens are what is predicted.
 
 use zofo_hal::{Error, Result};
 use zofo_ops::{batch::Sequence, config::ModelConfig, files::Tokenizer};
@@ -37,8 +37,7 @@ pub struct Prompt {
 /// Makes sequences of a data set's examples.
 ///
 /// With classes, the label word stands behind the prompt, after a space unless the template ends in white space, and its tokens alone are
-/// labelled. Without, every token of the text is. In both cases a token that ends the text follows, and is labelled too, where the tokenizer
-/// has one: what is generated stops there, and a word is not mistaken for the beginning of a longer one.
+/// labelled. Without, every token of the text is, and a token that ends the text follows it where the tokenizer has one.
 ///
 /// What is too long loses text from its fields (each is cut to the same number of characters, from the end), never of the template or the
 /// label.
@@ -72,11 +71,10 @@ impl<'a> Encoder<'a> {
                     words[same]
                 )));
             }
-            let tokens = ids.len() + usize::from(end.is_some());
-            if tokens + 1 > max_length {
+            if ids.len() + 1 > max_length {
                 return Err(Error::invalid(format!(
-                    "label `{word}` has {tokens} tokens{}, which leaves no room for a prompt in sequences of {max_length}",
-                    if end.is_some() { " with the one that ends a text" } else { "" }
+                    "label `{word}` has {} tokens, which leaves no room for a prompt in sequences of {max_length}",
+                    ids.len()
                 )));
             }
             labels.push(ids);
@@ -84,14 +82,14 @@ impl<'a> Encoder<'a> {
         Ok(Self { tokenizer, template: &data.template, name: &data.name, labels, end, max_length, truncate })
     }
 
-    /// The tokens of each class's word, as they follow the prompt; without the one that ends a text.
+    /// The tokens of each class's word, as they follow the prompt.
     pub fn labels(&self) -> &[Vec<u32>] {
         &self.labels
     }
 
-    /// Tokens that are predicted behind a prompt of class `label`: the word's and, where the tokenizer has one, the one that ends a text.
+    /// Tokens that are predicted behind a prompt of class `label`.
     pub fn predicted(&self, label: usize) -> usize {
-        self.labels[label].len() + usize::from(self.end.is_some())
+        self.labels[label].len()
     }
 
     /// The training sequence of an example.
@@ -109,10 +107,10 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// `prompt` followed by class `label` and the end of the text, whose tokens are to be predicted.
+    /// `prompt` followed by class `label`, whose tokens are to be predicted.
     pub fn with_label(&self, prompt: &Prompt, label: usize) -> Sequence {
         let mut ids = prompt.ids.clone();
-        ids.extend(self.labels[label].iter().copied().chain(self.end));
+        ids.extend(&self.labels[label]);
         Sequence::predicting(ids, prompt.ids.len())
     }
 
@@ -232,18 +230,16 @@ mod tests {
     }
 
     #[test]
-    fn the_label_word_and_the_end_are_what_is_predicted() {
+    fn the_label_word_is_what_is_predicted() {
         let Some(t) = tokenizer() else { return zofo_testkit::skip!("no stories260K tokenizer") };
         for template in ["{text}\nTopic:", "{text}\nTopic: ", "{text}"] {
             let data = data(template, Some("World,Sports"), &["A game"]);
             let encoder = Encoder::new(&t, &data, 64, true).unwrap();
             let s = encoder.sequence(&data.examples[0]).unwrap();
-            let end = t.eos().unwrap();
             let text = format!("{} Sports", data.template.render(&["A game".into()], 99).trim_end());
-            assert_eq!(s.ids, [t.encode(&text, true).unwrap(), vec![end]].concat());
-            let mut label: Vec<u32> = s.labels.iter().flatten().copied().collect();
+            assert_eq!(s.ids, t.encode(&text, true).unwrap());
+            let label: Vec<u32> = s.labels.iter().flatten().copied().collect();
             assert_eq!(label.len(), encoder.predicted(1));
-            assert_eq!(label.pop(), Some(end));
             assert_eq!(label, encoder.labels()[1]);
             assert_eq!(t.decode(&label).unwrap().trim(), "Sports");
         }
