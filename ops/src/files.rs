@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`config`] | `config.json` | |
 //! | [`checkpoint`] | `model.safetensors`, single or sharded | |
+//! | [`gguf`] | a whole model in one GGUF file | |
 //! | [`model`] | a Hugging Face folder: both of the above, checked against each other | |
 //! | [`peft`] | LoRA adapters in PEFT's format | the same |
 //! | [`tokenizer`] | `tokenizer.json`, SentencePiece `tokenizer.model` | |
@@ -13,6 +14,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod gguf;
 mod json;
 pub mod mapped;
 pub mod model;
@@ -22,6 +24,7 @@ pub mod tokenizer;
 mod write;
 
 pub use checkpoint::{Checkpoint, TensorView};
+pub use gguf::{Gguf, GgufModel};
 pub use mapped::MappedBytes;
 pub use model::{LayerTensors, Linear, ModelFiles};
 pub use peft::{Adapter, AdapterConfig, LoraPair, read_adapter, write_adapter};

@@ -34,6 +34,8 @@ pub use head::{LossOut, SavedLoss};
 pub use memory::MemoryModel;
 pub(crate) use memory::uniform;
 pub use pass::{Factors, Input, Perturbation, RankActivations};
+#[cfg(feature = "std")]
+pub(crate) use rope::rope_frequencies;
 pub use rope::rope_tables;
 pub use saved::Saved;
 pub use slice::{Slice, SliceSpec};

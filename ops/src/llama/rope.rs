@@ -10,13 +10,13 @@ use crate::config::{ModelConfig, RopeScaling};
 /// Frequencies and angles are f32, as in Hugging Face transformers (`modeling_rope_utils`), the functions are evaluated in f64 and rounded
 /// once.
 pub fn rope_tables(config: &ModelConfig, positions: usize) -> (Vec<f32>, Vec<f32>) {
-    let frequencies = frequencies(config);
+    let frequencies = rope_frequencies(config);
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| f64::from(p as f32 * f)));
     (angles().map(|a| libm::cos(a) as f32).collect(), angles().map(|a| libm::sin(a) as f32).collect())
 }
 
 /// `theta^(-2 i / head_dim)` for i below head_dim / 2, stretched as the configuration says.
-fn frequencies(config: &ModelConfig) -> Vec<f32> {
+pub(crate) fn rope_frequencies(config: &ModelConfig) -> Vec<f32> {
     let dim = config.head_dim as f32;
     (0..config.head_dim / 2)
         .map(|i| {

@@ -4,7 +4,7 @@ use alloc::{format, string::String, vec::Vec};
 use core::fmt;
 
 use half::{bf16, f16};
-use zofo_hal::{DType, DeviceRef, Error, MemorySpace, Result, Uses, WeightData, WeightRef, WeightSpec, perturb::Projection};
+use zofo_hal::{DType, DeviceRef, Error, MemorySpace, Result, Uses, WeightData, WeightRef, WeightSpec, perturb::Projection, quant};
 
 use super::linear_name;
 use crate::config::ModelConfig;
@@ -95,21 +95,18 @@ impl SourceTensor<'_> {
     /// All elements in f32.
     ///
     /// # Errors
-    /// `Unsupported` for block-quantised types, `Format` where the bytes are too few or too many.
+    /// `Format` where the bytes are too few or too many, `Unsupported` for a type that is no weight.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let bytes = self.data.bytes()?;
-        if !self.dtype.is_float() {
-            return Err(Error::unsupported(format!("{} elements cannot be read one by one", self.dtype)));
-        }
-        if self.dtype.bytes(self.rows * self.cols) != Some(bytes.len()) {
+        let row = self.dtype.bytes(self.cols).filter(|row| row.checked_mul(self.rows) == Some(bytes.len()));
+        let Some(row) = row.filter(|row| *row > 0) else {
             return Err(Error::format(format!("{} bytes for {}[{}, {}]", bytes.len(), self.dtype, self.rows, self.cols)));
+        };
+        let mut values = alloc::vec![0.0; self.rows * self.cols];
+        for (bytes, values) in bytes.chunks_exact(row).zip(values.chunks_exact_mut(self.cols)) {
+            quant::dequantise_row(self.dtype, bytes, values)?;
         }
-        let halves = |widen: fn([u8; 2]) -> f32| bytes.as_chunks::<2>().0.iter().map(|b| widen(*b)).collect();
-        Ok(match self.dtype {
-            DType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
-            DType::Bf16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
-            _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        })
+        Ok(values)
     }
 }
 
@@ -122,6 +119,11 @@ pub trait WeightSource {
     /// # Errors
     /// What reading it gives.
     fn tensor(&self, name: ParamName) -> Result<Option<SourceTensor<'_>>>;
+
+    /// What was read, in a line for people: format, types and their sizes, and what was done to them; `None` where that says nothing new.
+    fn origin(&self) -> Option<String> {
+        None
+    }
 
     /// A parameter that the model cannot do without, in the shape that its configuration says.
     ///
