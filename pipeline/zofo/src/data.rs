@@ -1,4 +1,5 @@
-//! Training and test data: CSV or JSONL files, a prompt template over their columns, and labels that are words.
+//! Training and test data: CSV, JSONL, SQuAD or MultiRC files, a prompt template over their columns, and labels that are words or answers that
+//! are text.
 //!
 //! A file is read row by row; what is kept is the text that the template asks for. An error names the file and the line.
 //!
@@ -11,8 +12,12 @@
 
 mod classes;
 mod csv;
+mod json_stream;
 mod jsonl;
+mod multirc;
+mod nested;
 mod rows;
+mod squad;
 mod template;
 
 use std::path::{Path, PathBuf};
@@ -45,11 +50,17 @@ pub enum Format {
     Tsv,
     /// One JSON object per line.
     Jsonl,
+    /// SQuAD's JSON: a row for each question, with the columns `context`, `question`, `answer` (the first of several, empty where the question has
+    /// none) and `id`.
+    Squad,
+    /// MultiRC's JSON lines, a passage each: a row for each candidate answer, with the columns `passage`, `question`, `answer` and `label`.
+    MultiRc,
 }
 
 impl Format {
     /// All names, as on the command line.
-    pub const ALL: [(&'static str, Self); 3] = [("csv", Self::Csv), ("tsv", Self::Tsv), ("jsonl", Self::Jsonl)];
+    pub const ALL: [(&'static str, Self); 5] =
+        [("csv", Self::Csv), ("tsv", Self::Tsv), ("jsonl", Self::Jsonl), ("squad", Self::Squad), ("multirc", Self::MultiRc)];
 
     /// The format that a file's name says it has.
     ///
@@ -61,8 +72,9 @@ impl Format {
             "csv" => Ok(Self::Csv),
             "tsv" => Ok(Self::Tsv),
             "jsonl" | "ndjson" => Ok(Self::Jsonl),
+            "json" => Ok(Self::Squad),
             _ => Err(Error::invalid(format!(
-                "{}: its name does not end in .csv, .tsv or .jsonl; say which of csv, tsv and jsonl it is",
+                "{}: its name does not end in .csv, .tsv, .jsonl or .json (SQuAD); say which of csv, tsv, jsonl, squad and multirc it is",
                 path.display()
             ))),
         }
@@ -79,10 +91,13 @@ pub struct DataSpec {
     pub format: Option<Format>,
     /// The column that `{text}` stands for in the template.
     pub text_column: Option<String>,
-    /// What the model reads; `None` is the text column alone, or with labels followed by a line `Label:`.
+    /// What the model reads; `None` is the text column alone, or followed by a line `Label:` or `Answer:` where there are such.
     pub template: Option<Template>,
-    /// The column with the label; `None` trains on the text itself.
+    /// The column with the label; `None` trains on answers, or on the text itself.
     pub label_column: Option<String>,
+    /// The column with the text that should follow the prompt, for answers that are no classes.
+    #[serde(default)]
+    pub answer_column: Option<String>,
     /// The words that are scored as classes; `None` takes the words that are in the label column.
     pub classes: Option<Classes>,
     /// At most so many rows: a random sample, because many files are sorted by label.
@@ -94,7 +109,17 @@ pub struct DataSpec {
 impl DataSpec {
     /// The data in `path`: its column `text`, no labels, all rows.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), format: None, text_column: None, template: None, label_column: None, classes: None, limit: None, seed: 0 }
+        Self {
+            path: path.into(),
+            format: None,
+            text_column: None,
+            template: None,
+            label_column: None,
+            answer_column: None,
+            classes: None,
+            limit: None,
+            seed: 0,
+        }
     }
 
     /// Sets the template.
@@ -119,6 +144,18 @@ impl DataSpec {
         self
     }
 
+    /// Sets the column with the text that should follow the prompt.
+    pub fn answer(mut self, column: impl Into<String>) -> Self {
+        self.answer_column = Some(column.into());
+        self
+    }
+
+    /// Sets the format, where the file's name does not say it.
+    pub fn format(mut self, format: Format) -> Self {
+        self.format = Some(format);
+        self
+    }
+
     /// Takes a random sample of at most `rows` rows.
     pub fn limit(mut self, rows: usize) -> Self {
         self.limit = Some(rows);
@@ -129,7 +166,7 @@ impl DataSpec {
     ///
     /// # Errors
     /// `Io` where it cannot be read; `InvalidArgument` for a column that it does not have, with those it has, and for classes without a label
-    /// column; `Format` for a malformed row or a label that is no class, with file and line, and for a file without rows.
+    /// column or beside an answer column; `Format` for a malformed row or a label that is no class, with file and line, and for a file without rows.
     pub fn load(&self) -> Result<Dataset> {
         self.read().map_err(|e| e.context(self.path.display()))
     }
@@ -147,6 +184,12 @@ impl DataSpec {
         let text_column = self.text_column.as_deref();
         let columns = template.columns().map(|c| rows.column(template.resolve(c, text_column))).collect::<Result<Vec<_>>>()?;
         let label = self.label_column.as_deref().map(|c| rows.column(c)).transpose()?;
+        let answer = self.answer_column.as_deref().map(|c| rows.column(c)).transpose()?;
+        if label.is_some() && answer.is_some() {
+            return Err(Error::invalid(
+                "a label column and an answer column are given; a label is one of a few classes, an answer is any text",
+            ));
+        }
         if label.is_none() && self.classes.is_some() {
             return Err(Error::invalid(format!("classes are given but no label column; name it, the columns are: {}", rows.columns())));
         }
@@ -162,19 +205,20 @@ impl DataSpec {
                 }
                 _ => None,
             };
+            let answer = answer.as_ref().map(|column| rows.field(column, line)).transpose()?;
             count += 1;
             if self.limit.is_none() && count > MAX_EXAMPLES {
                 return Err(Error::invalid(format!("it has more than {MAX_EXAMPLES} rows; give a limit, which takes a random sample")));
             }
-            kept.push((fields.into_iter().map(str::to_owned).collect::<Vec<_>>(), label, line));
+            kept.push((fields.into_iter().map(str::to_owned).collect::<Vec<_>>(), label, answer.map(str::to_owned), line));
         }
         if count == 0 {
             return Err(Error::format("it has no rows; it needs at least one example (behind the header line, in CSV)"));
         }
         let (classes, meaning) = resolver.map(Resolver::finish).transpose()?.unzip();
-        let examples = kept.finish().into_iter().map(|(fields, noted, line)| {
+        let examples = kept.finish().into_iter().map(|(fields, noted, answer, line)| {
             let label = noted.map(|n| meaning.as_ref().map_or(0, |m: &Vec<usize>| m[n]));
-            Example { fields, label, line }
+            Example { fields, label, answer, line }
         });
         Ok(Dataset { name: self.path.display().to_string(), template, classes, examples: examples.collect() })
     }
@@ -189,7 +233,11 @@ impl DataSpec {
                 rows.columns()
             )));
         }
-        Template::parse(if self.label_column.is_some() { "{text}\nLabel:" } else { "{text}" })
+        Template::parse(match (&self.label_column, &self.answer_column) {
+            (Some(_), _) => "{text}\nLabel:",
+            (None, Some(_)) => "{text}\nAnswer:",
+            (None, None) => "{text}",
+        })
     }
 }
 
@@ -201,6 +249,8 @@ pub struct Example {
     pub fields: Vec<String>,
     /// Index of its class.
     pub label: Option<usize>,
+    /// The text that should follow the prompt; `None` for classes, and for text that is learnt itself.
+    pub answer: Option<String>,
     /// Line of the file it begins on, from 1.
     pub line: u64,
 }

@@ -1,4 +1,4 @@
-//! Examples as token sequences: the prompt, then the label word, whose tokens are what is predicted.
+//! Examples as token sequences: the prompt, then the label word or the answer, whose tokens are what is predicted.
 
 use zofo_hal::{Error, Result};
 use zofo_ops::{batch::Sequence, config::ModelConfig, files::Tokenizer};
@@ -37,10 +37,11 @@ pub struct Prompt {
 /// Makes sequences of a data set's examples.
 ///
 /// With classes, the label word stands behind the prompt, after a space unless the template ends in white space, and its tokens alone are
-/// labelled. Without, every token of the text is, and a token that ends the text follows it where the tokenizer has one.
+/// labelled. An answer stands there in the same way, and a token that ends the text follows it where the tokenizer has one; those are labelled.
+/// Without classes and answers, every token of the text is, and a token that ends the text follows it where the tokenizer has one.
 ///
 /// What is too long loses text from its fields (each is cut to the same number of characters, from the end), never of the template or the
-/// label.
+/// label; an answer loses what is beyond half of the sequence.
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     template: &'a Template,
@@ -98,12 +99,13 @@ impl<'a> Encoder<'a> {
     /// `InvalidArgument` with the example's line where it is too long and may not be cut, or where even the template is too long; those of
     /// [`Tokenizer::encode`].
     pub fn sequence(&self, example: &Example) -> Result<Sequence> {
-        match example.label {
-            Some(label) => {
+        match (example.label, &example.answer) {
+            (Some(label), _) => {
                 let prompt = self.prompt(example)?;
                 Ok(self.with_label(&prompt, label))
             }
-            None => self.text(example),
+            (None, Some(answer)) => self.answered(example, answer),
+            (None, None) => self.text(example),
         }
     }
 
@@ -125,6 +127,32 @@ impl<'a> Encoder<'a> {
             return Err(self.error(example, "its prompt has no token"));
         }
         Ok(Prompt { ids, label: example.label })
+    }
+
+    /// The prompt followed by the answer, which is to be predicted.
+    fn answered(&self, example: &Example, answer: &str) -> Result<Sequence> {
+        let answer = answer.trim();
+        let mut target = label_tokens(self.tokenizer, self.template.tail(), answer).map_err(|e| e.context(self.place(example)))?;
+        target.extend(self.end);
+        if self.truncate {
+            target.truncate(self.max_length.div_ceil(2));
+        }
+        if target.is_empty() {
+            return Err(self.error(example, "its answer is empty, and this model has no token that ends a text"));
+        }
+        if target.len() >= self.max_length {
+            return Err(self.error(
+                example,
+                &format!("its answer has {} tokens, which leaves no room for a prompt in sequences of {}", target.len(), self.max_length),
+            ));
+        }
+        let (mut ids, _) = self.fit(example, target.len())?;
+        if ids.is_empty() {
+            return Err(self.error(example, "its prompt has no token"));
+        }
+        let prompt = ids.len();
+        ids.extend(target);
+        Ok(Sequence::predicting(ids, prompt))
     }
 
     fn text(&self, example: &Example) -> Result<Sequence> {
@@ -158,7 +186,7 @@ impl<'a> Encoder<'a> {
                 example,
                 &format!(
                     "{tokens} tokens{}, but sequences may have {most}; allow longer ones, allow truncation, or shorten the text",
-                    if room > 0 { " before the label" } else { "" }
+                    if room > 0 { " before the label or answer" } else { "" }
                 ),
             ));
         }
@@ -225,7 +253,7 @@ mod tests {
     fn data(template: &str, classes: Option<&str>, fields: &[&str]) -> Dataset {
         let classes: Option<Classes> = classes.map(|c| c.parse().unwrap());
         let label = classes.is_some().then_some(1);
-        let example = Example { fields: fields.iter().map(|f| (*f).to_owned()).collect(), label, line: 7 };
+        let example = Example { fields: fields.iter().map(|f| (*f).to_owned()).collect(), label, answer: None, line: 7 };
         Dataset { name: "d.csv".into(), template: Template::parse(template).unwrap(), classes, examples: vec![example] }
     }
 
@@ -275,6 +303,30 @@ mod tests {
         assert_eq!(s.ids, ids);
         let cut = Encoder::new(&t, &data, 3, true).unwrap().sequence(&data.examples[0]).unwrap();
         assert_eq!(cut.ids, ids[..cut.ids.len()]);
+    }
+
+    #[test]
+    fn an_answer_is_what_is_predicted() {
+        let Some(t) = tokenizer() else { return zofo_testkit::skip!("no stories260K tokenizer") };
+        let mut data = data("{text}\nAnswer:", None, &["Who saw the ball?"]);
+        let encode = |answer: &str, data: &mut Dataset, max, truncate| {
+            data.examples[0].answer = Some(answer.to_owned());
+            Encoder::new(&t, data, max, truncate).unwrap().sequence(&data.examples[0])
+        };
+        let s = encode(" Lily and Tom ", &mut data, 64, true).unwrap();
+        let mut ids = t.encode("Who saw the ball?\nAnswer: Lily and Tom", true).unwrap();
+        let prompt = t.encode("Who saw the ball?\nAnswer:", true).unwrap().len();
+        ids.push(t.eos().unwrap());
+        assert_eq!(s.labels.iter().flatten().copied().collect::<Vec<_>>(), ids[prompt..]);
+        assert_eq!(s.ids, ids);
+        // A question without an answer ends at once.
+        let s = encode("", &mut data, 64, true).unwrap();
+        assert_eq!(s.labels.iter().flatten().copied().last(), t.eos());
+        let long = "the ball ".repeat(50);
+        let s = encode(&long, &mut data, 32, true).unwrap();
+        assert!(s.ids.len() <= 32 && s.labels.iter().flatten().count() == 16);
+        let e = encode(&long, &mut data, 32, false).unwrap_err();
+        assert!(e.message().contains("line 7") && e.message().contains("leaves no room"), "{e}");
     }
 
     #[test]

@@ -47,10 +47,10 @@ fn classes(text: &str) -> Result<Classes, String> {
 
 #[derive(Args)]
 pub struct DataArgs {
-    /// Data: CSV or TSV with a header line, or JSONL
+    /// Data: CSV or TSV with a header line, JSONL, or the JSON of SQuAD or MultiRC
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<PathBuf>,
-    /// csv, tsv or jsonl [default: by the file's name]
+    /// csv, tsv, jsonl, squad or multirc [default: by the file's name]
     #[arg(long, value_name = "F", value_parser = format, help_heading = "Data")]
     pub format: Option<Format>,
     /// Column that {text} stands for in the template
@@ -63,6 +63,9 @@ pub struct DataArgs {
     /// Column with the label; without one, the text itself is learnt
     #[arg(long, value_name = "C", help_heading = "Data")]
     pub label_column: Option<String>,
+    /// Column with the text that should follow the prompt, for answers that are no classes
+    #[arg(long, value_name = "C", conflicts_with = "label_column", help_heading = "Data")]
+    pub answer_column: Option<String>,
     /// Words for the labels, as in 1=World,2=Sports,3=Business,4=Sci/Tech, or the words alone in the order of their numbers [default: the labels themselves]
     #[arg(long, value_name = "W,...", value_parser = classes, help_heading = "Data")]
     pub classes: Option<Classes>,
@@ -79,6 +82,7 @@ impl DataArgs {
         spec.text_column = self.text_column.clone();
         spec.template = self.template.clone();
         spec.label_column = self.label_column.clone();
+        spec.answer_column = self.answer_column.clone();
         spec.classes = self.classes.clone();
         spec.limit = self.limit;
         spec.seed = seed;
@@ -103,6 +107,9 @@ pub struct EvalDataArgs {
     /// Its label column [default: --label-column]
     #[arg(long, value_name = "C", requires = "eval_data", help_heading = "Evaluation")]
     pub eval_label_column: Option<String>,
+    /// Its answer column [default: --answer-column]
+    #[arg(long, value_name = "C", requires = "eval_data", conflicts_with = "eval_label_column", help_heading = "Evaluation")]
+    pub eval_answer_column: Option<String>,
     /// Examples to evaluate on at most; 0 does not evaluate
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().eval_samples, help_heading = "Evaluation")]
     pub eval_samples: usize,
@@ -118,6 +125,7 @@ impl EvalDataArgs {
         spec.text_column = self.eval_text_column.clone().or(spec.text_column);
         spec.template = self.eval_template.clone().or(spec.template);
         spec.label_column = self.eval_label_column.clone().or(spec.label_column);
+        spec.answer_column = self.eval_answer_column.clone().or(spec.answer_column);
         Some(spec)
     }
 }

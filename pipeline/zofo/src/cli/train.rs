@@ -141,6 +141,7 @@ impl Again {
                 ("text-column", spec.text_column.clone()),
                 ("template", spec.template.as_ref().map(|t| escaped(&t.to_string()))),
                 ("label-column", spec.label_column.clone()),
+                ("answer-column", spec.answer_column.clone()),
                 ("classes", spec.classes.as_ref().map(ToString::to_string)),
                 ("max-length", options.max_length.map(|n| n.to_string())),
                 ("limit", (options.eval_samples > 0).then(|| options.eval_samples.to_string())),

@@ -8,7 +8,7 @@ use std::{
 
 use zofo_hal::{Error, Result};
 
-use super::{Format, MAX_FIELD_BYTES, csv::CsvRows, jsonl::JsonRows};
+use super::{Format, MAX_FIELD_BYTES, csv::CsvRows, jsonl::JsonRows, multirc::MultiRc, nested::NestedRows, squad::Squad};
 
 /// A column: where it is in a CSV row, what it is called in JSON.
 pub(super) struct Column {
@@ -19,6 +19,7 @@ pub(super) struct Column {
 pub(super) enum Rows {
     Csv(Box<CsvRows>),
     Jsonl(Box<JsonRows>),
+    Nested(Box<NestedRows>),
 }
 
 impl Rows {
@@ -27,13 +28,15 @@ impl Rows {
         let error = |e| Error::new(zofo_hal::ErrorKind::Io, format!("it cannot be read: {e}"));
         let file = File::open(path).map_err(error)?;
         if file.metadata().map_err(error)?.is_dir() {
-            return Err(Error::new(zofo_hal::ErrorKind::Io, "it is a folder; give a file in CSV, TSV or JSONL"));
+            return Err(Error::new(zofo_hal::ErrorKind::Io, "it is a folder; give a file in CSV, TSV, JSONL, SQuAD's or MultiRC's JSON"));
         }
         let reader = skip_bom(BufReader::with_capacity(1 << 16, file))?;
         Ok(match format {
             Format::Csv => Self::Csv(Box::new(CsvRows::new(reader, b',')?)),
             Format::Tsv => Self::Csv(Box::new(CsvRows::new(reader, b'\t')?)),
             Format::Jsonl => Self::Jsonl(Box::new(JsonRows::new(reader)?)),
+            Format::Squad => Self::Nested(Box::new(NestedRows::new(Box::new(Squad::new(reader))))),
+            Format::MultiRc => Self::Nested(Box::new(NestedRows::new(Box::new(MultiRc::new(reader))))),
         })
     }
 
@@ -41,6 +44,7 @@ impl Rows {
         match self {
             Self::Csv(rows) => rows.header(),
             Self::Jsonl(rows) => rows.keys(),
+            Self::Nested(rows) => rows.columns(),
         }
     }
 
@@ -69,6 +73,7 @@ impl Rows {
         match self {
             Self::Csv(rows) => rows.next_row(),
             Self::Jsonl(rows) => rows.next_row(),
+            Self::Nested(rows) => rows.next_row(),
         }
     }
 
@@ -77,6 +82,7 @@ impl Rows {
         let text = match self {
             Self::Csv(rows) => rows.field(column.index),
             Self::Jsonl(rows) => rows.field(&column.name),
+            Self::Nested(rows) => rows.field(column.index),
         };
         let text = text.map_err(|e| e.context(format_args!("line {line}, column `{}`", column.name)))?;
         if text.len() > MAX_FIELD_BYTES {
