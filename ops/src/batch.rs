@@ -43,7 +43,7 @@ pub struct MicroBatch {
     pub cu_seqlens: Vec<u32>,
     /// Position of each row in its sequence, from 0.
     pub positions: Vec<u32>,
-    /// Rows that have a label, ascending.
+    /// Rows that have a label, ascending as [`MicroBatch::pack`] lists them.
     pub label_rows: Vec<u32>,
     /// The token each of them should predict.
     pub targets: Vec<u32>,

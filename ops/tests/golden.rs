@@ -4,6 +4,8 @@
 mod adapter;
 #[path = "llama/common.rs"]
 mod common;
+#[path = "golden/gguf.rs"]
+mod gguf;
 #[path = "golden/material.rs"]
 mod material;
 #[path = "golden/story.rs"]
