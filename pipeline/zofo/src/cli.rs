@@ -1,6 +1,7 @@
 //! Commands of the program. They translate arguments into library calls and results into text; nothing else is here.
 
 mod args;
+mod compare;
 mod console;
 mod data_args;
 mod devices;
@@ -62,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Train(args) => train::run(*args, &given),
         Command::Eval(args) => eval::run(*args),
+        Command::Compare(args) => compare::run(&args),
         Command::Generate(args) => generate::run(args),
     };
     match result {

@@ -1,12 +1,16 @@
 //! Scores of a model on examples: classes by the likelihood of their words, text by its loss.
 
 mod metrics;
+mod predictions;
+
+use std::{path::Path, sync::Arc};
 
 use serde::{Serialize, Serializer};
 use zofo_hal::{DType, Error, ErrorKind, Result, TensorArg, Usage};
-use zofo_ops::batch::Sequence;
+use zofo_ops::batch::{MicroBatch, Sequence};
 
 pub use metrics::Confusion;
+pub use predictions::{Prediction, Predictions};
 
 use crate::{
     cancel::CancelToken,
@@ -33,6 +37,20 @@ pub struct Evaluation {
     /// F1 of each class that is in the examples or predicted, by its word; an object `f1_by_class` in JSON.
     #[serde(rename = "f1_by_class", serialize_with = "as_map")]
     pub classes: Vec<(String, Option<f64>)>,
+    /// What was said to each example, in order; not in JSON.
+    #[serde(skip)]
+    pub predictions: Arc<[Prediction]>,
+}
+
+impl Evaluation {
+    /// Writes the predictions, one JSON object per line ([`Predictions::read`] reads them).
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn write_predictions(&self, path: &Path) -> Result<()> {
+        let words: Vec<&str> = self.classes.iter().map(|(word, _)| word.as_str()).collect();
+        predictions::write(path, &self.predictions, &words)
+    }
 }
 
 fn as_map<S: Serializer>(pairs: &[(String, Option<f64>)], s: S) -> std::result::Result<S::Ok, S::Error> {
@@ -54,8 +72,7 @@ pub fn evaluate(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Evaluation> {
     let total = data.examples.len();
-    let mut sums = Sums::default();
-    let mut confusion = data.classes.as_ref().map(|c| Confusion::new(c.len()));
+    let mut said: Vec<Prediction> = Vec::with_capacity(total);
     let single: Option<Vec<u32>> = encoder.labels().iter().map(|l| if let [id] = l[..] { Some(id) } else { None }).collect();
     let candidates = match single {
         Some(ids) if !ids.is_empty() => Some(inference.runner.constant_u32(1, ids.len(), &ids)?),
@@ -68,7 +85,7 @@ pub fn evaluate(
         }
         let (mut batch, mut tokens) = (Vec::new(), 0);
         while let Some(example) = data.examples.get(done + batch.len()) {
-            let item = match &confusion {
+            let item = match &data.classes {
                 Some(_) => Item::Prompt(encoder.prompt(example)?),
                 None => Item::Text(encoder.sequence(example)?),
             };
@@ -79,33 +96,45 @@ pub fn evaluate(
             tokens += n;
             batch.push(item);
         }
+        let lines = data.examples[done..done + batch.len()].iter().map(|e| e.line);
         done += batch.len();
-        score(inference, encoder, batch, candidates.as_ref(), &mut sums, confusion.as_mut())?;
+        let scored = score(inference, encoder, batch, candidates.as_ref())?;
+        said.extend(lines.zip(scored).map(|(line, s)| s.at(line)));
         progress(done, total);
     }
+    let confusion = data.classes.as_ref().map(|c| Confusion::of(c.len(), &said));
+    let (loss, tokens) = said.iter().fold((0.0, 0u64), |(loss, tokens), p| (loss + p.loss, tokens + u64::from(p.tokens)));
     let classes = match (&data.classes, &confusion) {
         (Some(classes), Some(c)) => classes.iter().enumerate().map(|(i, class)| (class.word.clone(), c.f1(i))).collect(),
         _ => Vec::new(),
     };
     Ok(Evaluation {
         examples: total,
-        loss: if sums.tokens == 0 { 0.0 } else { sums.loss / sums.tokens as f64 },
+        loss: if tokens == 0 { 0.0 } else { loss / tokens as f64 },
         f1: confusion.as_ref().map(Confusion::macro_f1),
         accuracy: confusion.as_ref().map(Confusion::accuracy),
         classes,
+        predictions: said.into(),
     })
 }
 
-#[derive(Default)]
-struct Sums {
-    loss: f64,
+/// What was said to an example.
+struct Scored {
+    truth: Option<usize>,
+    predicted: Option<usize>,
     tokens: usize,
+    loss: f64,
 }
 
-impl Sums {
-    fn add(&mut self, losses: &[f32]) {
-        self.loss += losses.iter().map(|l| f64::from(*l)).sum::<f64>();
-        self.tokens += losses.len();
+impl Scored {
+    fn new(losses: &[f32], truth: Option<usize>, predicted: Option<usize>) -> Self {
+        Self { truth, predicted, tokens: losses.len(), loss: losses.iter().map(|l| f64::from(*l)).sum() }
+    }
+
+    fn at(self, line: u64) -> Prediction {
+        // There are at most `Classes::MAX` classes and a context of labels.
+        let class = |c: Option<usize>| c.map(|c| c as u16);
+        Prediction { line, truth: class(self.truth), predicted: class(self.predicted), tokens: self.tokens as u32, loss: self.loss }
     }
 }
 
@@ -119,20 +148,14 @@ impl Item {
     fn tokens(&self, encoder: &Encoder<'_>, once: bool) -> usize {
         match self {
             Self::Prompt(p) if once => p.ids.len(),
-            Self::Prompt(p) => (0..encoder.labels().len()).map(|l| p.ids.len() + encoder.predicted(l)).sum(),
+            Self::Prompt(p) => carriers(encoder).into_iter().map(|class| p.ids.len() + encoder.predicted(class)).sum(),
             Self::Text(s) => s.ids.len(),
         }
     }
 }
 
-fn score(
-    inference: &mut Inference,
-    encoder: &Encoder<'_>,
-    batch: Vec<Item>,
-    candidates: Option<&TensorArg>,
-    sums: &mut Sums,
-    confusion: Option<&mut Confusion>,
-) -> Result<()> {
+/// Scores a batch, whose items are all prompts or all texts.
+fn score(inference: &mut Inference, encoder: &Encoder<'_>, batch: Vec<Item>, candidates: Option<&TensorArg>) -> Result<Vec<Scored>> {
     let mut prompts = Vec::new();
     let mut texts = Vec::new();
     for item in batch {
@@ -142,43 +165,72 @@ fn score(
         }
     }
     if !texts.is_empty() {
-        sums.add(&inference.losses(&texts)?);
+        let losses = inference.losses(&texts)?;
+        let mut rest = losses.as_slice();
+        let of = |s: &Sequence| Scored::new(split_off(&mut rest, s.labels.iter().flatten().count()), None, None);
+        return Ok(texts.iter().map(of).collect());
     }
-    let Some(confusion) = confusion.filter(|_| !prompts.is_empty()) else { return Ok(()) };
-    let count = |confusion: &mut Confusion, truth: Option<usize>, scores: &[f64]| {
-        if let Some(truth) = truth {
-            confusion.add(truth, best(scores));
-        }
-    };
-    match candidates {
-        Some(candidates) => {
-            let (losses, scores) = candidate_scores(inference, encoder, &prompts, candidates)?;
-            sums.add(&losses);
+    if prompts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let classes = encoder.labels().len();
+    if let Some(candidates) = candidates {
+        let (losses, scores) = candidate_scores(inference, encoder, &prompts, candidates)?;
+        let mut rest = losses.as_slice();
+        let scored = prompts.iter().zip(scores.chunks(classes)).map(|(prompt, scores)| {
             let scores: Vec<f64> = scores.iter().map(|s| f64::from(*s)).collect();
-            for (prompt, scores) in prompts.iter().zip(scores.chunks(encoder.labels().len())) {
-                count(confusion, prompt.label, scores);
-            }
-        }
-        None => {
-            let words = 0..encoder.labels().len();
-            let sequences: Vec<_> = prompts.iter().flat_map(|p| words.clone().map(|w| encoder.with_label(p, w))).collect();
-            let losses = inference.losses(&sequences)?;
-            let mut rest = losses.as_slice();
-            for prompt in &prompts {
-                let mut scores = Vec::with_capacity(encoder.labels().len());
-                for class in words.clone() {
-                    let (of_word, others) = rest.split_at(encoder.predicted(class));
-                    rest = others;
-                    scores.push(-of_word.iter().map(|l| f64::from(*l)).sum::<f64>());
-                    if prompt.label == Some(class) {
-                        sums.add(of_word);
-                    }
-                }
-                count(confusion, prompt.label, &scores);
-            }
+            Scored::new(split_off(&mut rest, prompt.label.iter().count()), prompt.label, Some(best(&scores)))
+        });
+        return Ok(scored.collect());
+    }
+    let losses = word_losses(inference, encoder, &prompts)?;
+    let scored = prompts.iter().zip(losses).map(|(prompt, words)| {
+        let scores: Vec<f64> = words.iter().map(|of_word| -of_word.iter().map(|l| f64::from(*l)).sum::<f64>()).collect();
+        Scored::new(prompt.label.map_or(&[], |label| &words[label]), prompt.label, Some(best(&scores)))
+    });
+    Ok(scored.collect())
+}
+
+/// Classes whose words are run through the model behind each prompt: those of several tokens. A word of one token is read off the last row of the
+/// prompt, which any of them has.
+fn carriers(encoder: &Encoder<'_>) -> Vec<usize> {
+    (0..encoder.labels().len()).filter(|class| encoder.predicted(*class) > 1).collect()
+}
+
+/// Losses of the tokens of every class's word, by prompt and class. Some word has several tokens.
+fn word_losses(inference: &mut Inference, encoder: &Encoder<'_>, prompts: &[Prompt]) -> Result<Vec<Vec<Vec<f32>>>> {
+    let carriers = carriers(encoder);
+    let sequences: Vec<_> = prompts.iter().flat_map(|p| carriers.iter().map(|c| encoder.with_label(p, *c))).collect();
+    let (batch, host) = inference.batch(&sequences)?;
+    let h = inference.hidden(&batch)?;
+    let losses = inference.losses_of(&batch, &h, host.labels())?;
+    let mut rest = losses.as_slice();
+    let mut by_prompt = vec![vec![Vec::new(); encoder.labels().len()]; prompts.len()];
+    for words in &mut by_prompt {
+        for class in &carriers {
+            words[*class] = split_off(&mut rest, encoder.predicted(*class)).to_vec();
         }
     }
-    Ok(())
+    // A row has one target at a time, so each of the other words is looked up on its own: one row of the head per prompt.
+    let last = |(i, prompt): (usize, &Prompt)| host.cu_seqlens[i * carriers.len()] + prompt.ids.len() as u32 - 1;
+    let rows: Vec<u32> = prompts.iter().enumerate().map(last).collect();
+    for (class, ids) in encoder.labels().iter().enumerate() {
+        let [id] = ids[..] else { continue };
+        let relabelled = MicroBatch { label_rows: rows.clone(), targets: vec![id; rows.len()], ..host.clone() };
+        let batch = inference.upload(&relabelled)?;
+        let losses = inference.losses_of(&batch, &h, rows.len())?;
+        for (words, loss) in by_prompt.iter_mut().zip(losses) {
+            words[class] = vec![loss];
+        }
+    }
+    Ok(by_prompt)
+}
+
+/// Takes the first `n` of what is left.
+fn split_off<'a>(rest: &mut &'a [f32], n: usize) -> &'a [f32] {
+    let (first, others) = rest.split_at(n);
+    *rest = others;
+    first
 }
 
 /// Losses of the right classes and logits `[prompts, classes]` of all, where each class is one token: one forward pass serves all.

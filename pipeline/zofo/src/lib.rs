@@ -2,11 +2,18 @@
 #![warn(missing_docs)]
 
 mod cancel;
+pub mod catalogue;
+pub mod compare;
+pub mod curves;
 pub mod data;
 pub mod devices;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 pub mod eval;
 pub mod events;
 pub mod generate;
+#[cfg(feature = "hub")]
+pub mod hub;
 pub mod inference;
 pub mod model;
 pub mod options;

@@ -8,6 +8,8 @@
 //! | `journal.txt` | the seed journal ([`zofo_pipeline::journal`]) |
 //! | `checkpoint/state` | adapters and optimisers, in exact bits |
 //! | `adapter/` | the adapter in PEFT's format |
+//! | `predictions.jsonl`, `predictions_before.jsonl` | what the model said to each evaluation example ([`crate::eval::Predictions`]) after training, and before |
+//! | `curves.svg` | training loss over steps |
 //! | `summary.json` | the result ([`Summary`]) |
 //!
 //! Files are replaced whole or, where they grow by lines, cut back to the last checkpoint when a run goes on.
@@ -23,7 +25,7 @@ use serde_json::{Value, json};
 use zofo_hal::{Error, ErrorKind, Result};
 use zofo_pipeline::{events::StepReport, journal::Entry, plan::Plan};
 
-use crate::summary::Summary;
+use crate::{events::When, summary::Summary};
 
 /// A run folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +97,11 @@ impl RunFolder {
         Ok(folder)
     }
 
+    /// The folder at `path`, unchecked: what is in it is found out where it is read.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -108,6 +115,48 @@ impl RunFolder {
     /// The adapter folder.
     pub fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
+    }
+
+    /// The picture of the training loss.
+    pub fn curves(&self) -> PathBuf {
+        self.path.join("curves.svg")
+    }
+
+    /// The predictions of the evaluation before or after training.
+    pub fn predictions(&self, when: When) -> PathBuf {
+        self.path.join(match when {
+            When::Before => "predictions_before.jsonl",
+            When::After => "predictions.jsonl",
+        })
+    }
+
+    /// Training losses of the run in `folder` by step, counted from 1: what its `metrics.jsonl` has, up to a line that is cut short.
+    ///
+    /// # Errors
+    /// `Io`; `Format` for a line in the middle that is none.
+    pub fn losses(folder: &Path) -> Result<Vec<(u32, f64)>> {
+        let path = folder.join(METRICS);
+        let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
+        let mut out = Vec::new();
+        let mut lines = BufReader::new(file).lines().enumerate().peekable();
+        while let Some((i, line)) = lines.next() {
+            let line = line.map_err(|e| Error::io(&path, e))?;
+            match serde_json::from_str::<Metrics>(&line) {
+                Ok(m) => out.push((m.step, m.loss)),
+                Err(_) if lines.peek().is_none() => break,
+                Err(e) => return Err(Error::format(format!("{}: line {}: {e}", path.display(), i + 1))),
+            }
+        }
+        Ok(out)
+    }
+
+    /// Removes what a further step makes wrong.
+    pub(crate) fn outdated(&self) -> Result<()> {
+        let path = self.predictions(When::After);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io(path, e)),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn write_record(&self, record: &impl Serialize) -> Result<()> {
@@ -153,7 +202,7 @@ impl RunFolder {
 
     /// Opens the files that grow, cut back to the first `steps` steps.
     pub(crate) fn logs(&self, steps: u32) -> Result<Logs> {
-        let metrics_step = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64();
+        let metrics_step = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64()?.checked_sub(1);
         let journal_step = |line: &str| Entry::parse(line).ok().map(|e| u64::from(e.step));
         let (metrics, kept) = self.grow(METRICS, steps, &metrics_step)?;
         let (journal, _) = self.grow(JOURNAL, steps, &journal_step)?;
@@ -188,6 +237,7 @@ impl RunFolder {
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Metrics {
+    /// Counted from 1.
     pub step: u32,
     pub loss: f64,
     pub samples: usize,
@@ -202,7 +252,7 @@ pub(crate) struct Metrics {
 impl From<&StepReport> for Metrics {
     fn from(r: &StepReport) -> Self {
         Self {
-            step: r.step,
+            step: r.step + 1,
             loss: r.loss,
             samples: r.samples,
             labels: r.labels,
@@ -284,7 +334,7 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 }
 
 /// Writes beside the target and renames over it: a reader sees the old file or the new one.
-fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let temporary = path.with_file_name(name);
@@ -339,14 +389,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = RunFolder::create(dir.path()).unwrap();
         let mut logs = folder.logs(0).unwrap();
-        (0..5).for_each(|s| logs.step(&metrics(s), &[]).unwrap());
+        (1..6).for_each(|s| logs.step(&metrics(s), &[]).unwrap());
         logs.sync().unwrap();
         let path = dir.path().join(METRICS);
         let whole = fs::read_to_string(&path).unwrap();
-        fs::write(&path, format!("{whole}{{\"step\":5,\"lo")).unwrap();
+        fs::write(&path, format!("{whole}{{\"step\":6,\"lo")).unwrap();
         let mut logs = folder.logs(3).unwrap();
-        assert_eq!(logs.earlier, [metrics(0), metrics(1), metrics(2)]);
-        (3..5).for_each(|s| logs.step(&metrics(s), &[]).unwrap());
+        assert_eq!(logs.earlier, [metrics(1), metrics(2), metrics(3)]);
+        (4..6).for_each(|s| logs.step(&metrics(s), &[]).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), whole);
     }
 }

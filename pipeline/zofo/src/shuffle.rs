@@ -14,6 +14,10 @@ pub(crate) enum Purpose {
     Epoch = 3,
     /// The next token.
     Token = 4,
+    /// Lines of the embedded data.
+    DeviceLogs = 5,
+    /// Examples of a bootstrap sample.
+    Bootstrap = 6,
 }
 
 /// Philox words in sequence (see [`zofo_hal::perturb`]).

@@ -27,6 +27,9 @@ pub enum Command {
     /// Score a model, with or without an adapter, on labelled examples or text
     #[command(after_help = EVAL_EXAMPLES, args_override_self = true)]
     Eval(Box<EvalArgs>),
+    /// Compare runs on the same examples: scores, differences, intervals
+    #[command(after_help = COMPARE_EXAMPLES, args_override_self = true)]
+    Compare(CompareArgs),
     /// Continue a prompt
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(GenerateArgs),
@@ -87,6 +90,15 @@ const GENERATE_EXAMPLES: &str = r"Examples:
   zofo generate --model ../shared/models/stories260K/hf --adapter runs/1/adapter \
     --prompt 'The match ended in a draw.\nTopic:' --temperature 0.8 --seed 7";
 
+const COMPARE_EXAMPLES: &str = r"Intervals hold 95 % of 10000 bootstrap draws of the examples, the same draws for all runs; they
+show what other test examples would have given, not what other seeds would.
+
+Examples:
+  zofo compare runs/1 runs/2 --svg curves.svg
+  zofo compare hybrid=runs/3 --gap frozen=runs/1 full=runs/2
+  zofo eval --model M --data D ... --predictions base.jsonl
+  zofo compare base.jsonl runs/1 --json";
+
 /// Names of the arguments that stand on the command line.
 pub fn given(matches: &ArgMatches) -> Vec<String> {
     let on_command_line = |id: &&clap::Id| {
@@ -98,6 +110,25 @@ pub fn given(matches: &ArgMatches) -> Vec<String> {
 #[derive(Args)]
 pub struct DevicesArgs {
     /// Print one JSON object, with the answer for each op
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct CompareArgs {
+    /// Run folders, or files of predictions; NAME=PATH calls one NAME
+    #[arg(value_name = "RUN", required_unless_present = "gap")]
+    pub runs: Vec<String>,
+    /// Show differences to this run [default: the first]
+    #[arg(long, value_name = "RUN")]
+    pub baseline: Option<String>,
+    /// Show which share of the difference between two runs each other run makes up: (x - frozen) / (full - frozen)
+    #[arg(long, num_args = 2, value_names = ["FROZEN", "FULL"])]
+    pub gap: Option<Vec<String>>,
+    /// Draw the training losses of the run folders
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -293,6 +324,9 @@ pub struct EvalArgs {
     pub no_truncate: bool,
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// Write what the model said to each example, for `zofo compare`; one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    pub predictions: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

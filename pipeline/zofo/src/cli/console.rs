@@ -7,6 +7,9 @@ use std::{
 
 use zofo::Error;
 
+/// Columns that text for people fits into.
+pub const WIDTH: usize = 80;
+
 /// Whether something could not be written although somebody reads: a full disk.
 static LOST: AtomicBool = AtomicBool::new(false);
 

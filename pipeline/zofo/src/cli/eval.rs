@@ -1,6 +1,6 @@
 //! `zofo eval`
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use zofo::{
     CancelToken, Error, ErrorKind, Inference, Model, devices,
@@ -20,6 +20,9 @@ use super::{
 pub fn run(args: EvalArgs) -> Result<(), Failure> {
     let compute = parse_compute(&args.device.compute).map_err(usage)?;
     let spec = args.data.spec(args.seed).ok_or_else(|| Failure::Usage(Error::invalid("--data is missing; give a file in CSV or JSONL")))?;
+    if let Some(path) = &args.predictions {
+        writable(path)?;
+    }
     let model = Model::open(&args.model)?;
     let length = max_length(model.config(), args.max_length).map_err(usage)?;
     let adapter = args.adapter.as_deref().map(|a| model.read_adapter(a)).transpose()?;
@@ -32,6 +35,9 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
     let mut progress = Progress::new(args.json, Arc::default());
     let scores = evaluate(&mut inference, &encoder, &data, &token, &mut |done, total| progress.evaluating(done, total));
     progress.finish();
+    if let (Ok(scores), Some(path)) = (&scores, &args.predictions) {
+        scores.write_predictions(path)?;
+    }
     match scores {
         Ok(scores) if args.json => {
             console::json(&scores);
@@ -44,6 +50,17 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
         Err(e) => return Err(e.into()),
     }
     Ok(())
+}
+
+/// Finds out before the work whether its result can be written.
+fn writable(path: &Path) -> Result<(), Failure> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let what = match () {
+        () if path.is_dir() => "this is a folder; name a file for the predictions",
+        () if !folder.is_dir() => "the folder of this file does not exist; make it first",
+        () => return Ok(()),
+    };
+    Err(Failure::Usage(Error::invalid(format!("{}: {what}", path.display()))))
 }
 
 fn report(scores: &Evaluation) {

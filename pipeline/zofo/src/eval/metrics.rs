@@ -1,5 +1,7 @@
 //! Classification metrics.
 
+use super::Prediction;
+
 /// How often each class was taken for which: rows are the truth, columns the prediction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confusion {
@@ -11,6 +13,15 @@ impl Confusion {
     /// Nothing counted yet.
     pub fn new(classes: usize) -> Self {
         Self { classes, counts: vec![0; classes * classes] }
+    }
+
+    /// The predictions for `classes` classes; examples without a class do not count.
+    pub fn of(classes: usize, predictions: &[Prediction]) -> Self {
+        let mut counts = Self::new(classes);
+        for (truth, predicted) in predictions.iter().filter_map(|p| p.truth.zip(p.predicted)) {
+            counts.add(truth.into(), predicted.into());
+        }
+        counts
     }
 
     /// Counts one prediction.

@@ -8,6 +8,7 @@ use zofo_pipeline::train::Session;
 
 use super::{Out, Run, Trainer};
 use crate::{
+    curves::{Chart, Curve},
     data::Dataset,
     eval::{Evaluation, evaluate},
     events::{Event, When},
@@ -41,9 +42,13 @@ impl Trainer {
             first_step: session.steps(),
             steps: self.options.steps,
         });
+        (self.on_event)(&Event::Loaded(self.model.describe_weights(&session.weight_types())));
         progress.summary.trainable_parameters = parameters;
         if let Out::Resumed(folder) = &self.out {
             progress.take_up(folder)?;
+            if session.steps() < self.options.steps {
+                folder.outdated()?;
+            }
         }
         // A run that was stopped before its first step has no scores yet.
         if session.steps() == 0
@@ -60,6 +65,7 @@ impl Trainer {
         let adapter = session.adapter()?;
         session.finish()?;
         self.write_adapter(&adapter)?;
+        self.draw(&progress.losses)?;
         let scores = if cancelled { None } else { self.evaluate(When::After, Some(&adapter))? };
         if let Some(scores) = &scores {
             progress.after(scores);
@@ -130,6 +136,9 @@ impl Trainer {
         });
         match result {
             Ok(scores) => {
+                if let Some(folder) = self.out.folder() {
+                    scores.write_predictions(&folder.predictions(when))?;
+                }
                 on_event(&Event::Evaluated { when, scores: scores.clone() });
                 Ok(Some(scores))
             }
@@ -140,6 +149,15 @@ impl Trainer {
             }
             Err(e) => Err(e),
         }
+    }
+
+    fn draw(&self, losses: &[f64]) -> Result<()> {
+        let Some(folder) = self.out.folder() else { return Ok(()) };
+        let points = losses.iter().zip(1u32..).map(|(loss, step)| (f64::from(step), *loss)).collect();
+        let name = folder.path().file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        let curve = Curve::new(name, points);
+        let model = self.model.name().rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
+        Chart::losses(format!("Training loss, {model}"), vec![curve]).save(&folder.curves())
     }
 
     fn write_adapter(&self, adapter: &HostAdapter) -> Result<()> {

@@ -53,11 +53,14 @@ fn training_leaves_a_run_folder() {
 
     let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     let steps: Vec<u64> = metrics.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["step"].as_u64().unwrap()).collect();
-    assert_eq!(steps, (0..12).collect::<Vec<_>>());
+    assert_eq!(steps, (1..=12).collect::<Vec<_>>(), "as on the screen");
     assert_eq!(std::fs::read_to_string(place.path("run/journal.txt")).unwrap().lines().count(), 12);
     let plan = place.json("run/plan.json");
     assert_eq!(plan["stages"][0]["layers"], serde_json::json!([0, 1]));
     assert_eq!(place.json("run/adapter/adapter_config.json")["peft_type"], "LORA");
+
+    let curves = std::fs::read_to_string(place.path("run/curves.svg")).unwrap();
+    assert!(curves.starts_with("<svg ") && curves.contains("optimiser step"), "{curves}");
 
     // The scores of the summary are those of the program's own evaluation of the adapter.
     let data = ["--data", "data.csv", "--template", r"{text}\nTopic:", "--label-column", "label", "--classes", "World,Sports"];
@@ -78,6 +81,57 @@ fn training_leaves_a_run_folder() {
     assert!(nothing.err.contains("all of its 12 steps") && nothing.err.contains("--steps 24") && nothing.out.is_empty(), "{}", nothing.err);
     assert!(text.out.starts_with("a late goal\nTopic:") && text.out.ends_with('\n'), "{}", text.out);
     assert_eq!(text.out, place.run(&generate).ok().out);
+}
+
+#[test]
+fn predictions_are_compared() {
+    let place = Place::new();
+    let test = "label,text\n1,war in the east\n2,a late goal\n2,the cup final\n1,vote of the senate\n";
+    place.write("test.csv", test);
+    let train = |out: &str, more: &[&str]| {
+        place.train(&[&["--steps", "6", "--lr", "0.02", "--eval-data", "test.csv", "--out", out], more].concat()).ok();
+    };
+    train("a", &[]);
+    train("b", &["--seed", "1"]);
+    let rows = |name: &str| -> Vec<Value> {
+        std::fs::read_to_string(place.path(name)).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+    };
+    let (before, after) = (rows("a/predictions_before.jsonl"), rows("a/predictions.jsonl"));
+    let truths: Vec<_> = after.iter().map(|r| (r["line"].as_u64().unwrap(), r["truth"].as_str().unwrap())).collect();
+    assert_eq!(truths, [(2, "World"), (3, "Sports"), (4, "Sports"), (5, "World")]);
+    let summary = place.json("a/summary.json");
+    for (rows, key) in [(&before, "eval_loss_before"), (&after, "eval_loss_after")] {
+        let sum = |field: &str| rows.iter().map(|r| r[field].as_f64().unwrap()).sum::<f64>();
+        assert_eq!(sum("loss") / sum("tokens"), summary[key].as_f64().unwrap(), "{key}");
+    }
+
+    // The program's own evaluation says the same of each example, bit for bit.
+    let data = ["--data", "test.csv", "--template", r"{text}\nTopic:", "--label-column", "label", "--classes", "World,Sports"];
+    let eval = |file: &str| place.run(&[&["eval", "--model", "model", "--adapter", "a", "--predictions", file], &data[..]].concat());
+    eval("eval.jsonl").ok();
+    assert_eq!(rows("eval.jsonl"), after);
+    eval("nowhere/eval.jsonl").refused(2, &["nowhere/eval.jsonl", "does not exist"]);
+    eval("model").refused(2, &["model", "is a folder"]);
+
+    let text = place.run(&["compare", "a", "before=a/predictions_before.jsonl", "--baseline", "before", "--gap", "before", "b"]).ok().out;
+    for part in ["4 examples", "macro-F1", "less before", "share of the gap from before to b", "a "] {
+        assert!(text.contains(part), "`{part}` is not in {text}");
+    }
+    assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    let json = || place.run(&["compare", "a/", "b", "a/predictions_before.jsonl", "--json", "--svg", "both.svg"]).ok().out;
+    let compared: Value = serde_json::from_str(&json()).unwrap();
+    assert_eq!(compared["runs"][0]["f1"]["value"], summary["f1_after"]);
+    assert_eq!((&compared["runs"][0]["name"], &compared["baseline"]), (&"a".into(), &"a".into()));
+    assert_eq!(json(), json(), "draws do not change");
+    assert!(std::fs::read_to_string(place.path("both.svg")).unwrap().contains(">b"));
+
+    train("other", &["--eval-data", "data.csv"]);
+    place.run(&["compare", "a", "other"]).refused(2, &["a and other are not of the same examples", "4 and 60"]);
+    place.run(&["compare", "a", "data.csv"]).refused(1, &["data.csv", "line 1", "no prediction"]);
+    place.run(&["compare", "model"]).refused(1, &["model", "no predictions are here"]);
+    place.run(&["compare", "nowhere"]).refused(1, &["nowhere"]);
+    place.run(&["compare", "a/predictions.jsonl", "--svg", "x.svg"]).refused(2, &["run folders"]);
+    place.run(&["compare"]).refused(2, &["RUN"]);
 }
 
 #[test]
