@@ -7,6 +7,10 @@ mod adapter;
 mod checkpoint;
 #[path = "files/config.rs"]
 mod config;
+#[path = "files/gguf_keys.rs"]
+mod gguf_keys;
+#[path = "files/gguf_tokenizer.rs"]
+mod gguf_tokenizer;
 #[path = "files/model.rs"]
 mod model;
 #[path = "files/support.rs"]

@@ -1,8 +1,11 @@
-//! Text to token ids and back: Hugging Face `tokenizer.json` and SentencePiece `tokenizer.model`.
+//! Text to token ids and back: Hugging Face `tokenizer.json`, SentencePiece `tokenizer.model`, and the tokenizer inside a GGUF file.
 //!
 //! `tokenizer.json` runs on the `tokenizers` crate, the format's own implementation. SentencePiece models of the LLaMA family are byte-pair models;
-//! they run on [`sentencepiece`], which reproduces the original's merge order, also where two merges are equally good.
+//! they run on [`sentencepiece`], which reproduces the original's merge order, also where two merges are equally good. What a GGUF file holds is one
+//! or the other.
 
+mod chat;
+mod gguf;
 mod huggingface;
 pub mod sentencepiece;
 
@@ -31,7 +34,14 @@ pub struct Tokenizer {
     eos: Option<u32>,
     /// What the model was trained to see first, where anything.
     prefix: Option<u32>,
+    turn_ends: Vec<u32>,
+    chat_template: Option<String>,
+    description: String,
 }
+
+/// Spellings of tokens that end a turn or a text, in the families read here.
+const KNOWN_TURN_ENDS: [&str; 8] =
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"];
 
 enum Engine {
     SentencePiece(Box<SentencePiece>),
@@ -69,12 +79,9 @@ impl Tokenizer {
     fn from_model(bytes: &[u8], specials: &Specials) -> Result<Self> {
         let model = SentencePiece::parse(bytes)?;
         let (bos, eos) = (model.bos(), model.eos());
-        Ok(Self {
-            engine: Engine::SentencePiece(Box::new(model)),
-            bos,
-            eos,
-            prefix: if specials.add_bos == Some(false) { None } else { bos },
-        })
+        let description = format!("SentencePiece, {} pieces", model.len());
+        let prefix = if specials.add_bos == Some(false) { None } else { bos };
+        Ok(Self::assemble(Engine::SentencePiece(Box::new(model)), (bos, eos, prefix), specials.chat_template.clone(), description))
     }
 
     fn from_json(bytes: &[u8], specials: &Specials) -> Result<Self> {
@@ -82,12 +89,20 @@ impl Tokenizer {
         let prefix = model.prefix();
         let bos = model.special(&specials.bos, &huggingface::KNOWN_BOS).or(prefix);
         let eos = model.special(&specials.eos, &huggingface::KNOWN_EOS);
-        Ok(Self {
-            engine: Engine::HuggingFace(Box::new(model)),
-            bos,
-            eos,
-            prefix: prefix.or(if specials.add_bos == Some(true) { bos } else { None }),
-        })
+        let description = format!("tokenizer.json, {} tokens", model.vocab_size());
+        let prefix = prefix.or(if specials.add_bos == Some(true) { bos } else { None });
+        Ok(Self::assemble(Engine::HuggingFace(Box::new(model)), (bos, eos, prefix), specials.chat_template.clone(), description))
+    }
+
+    fn assemble(
+        engine: Engine,
+        (bos, eos, prefix): (Option<u32>, Option<u32>, Option<u32>),
+        chat_template: Option<String>,
+        description: String,
+    ) -> Self {
+        let mut made = Self { engine, bos, eos, prefix, turn_ends: Vec::new(), chat_template, description };
+        made.turn_ends = eos.into_iter().chain(KNOWN_TURN_ENDS.iter().filter_map(|name| made.token_id(name))).collect();
+        made
     }
 
     /// The ids of `text`. With `add_bos` the sequence begins as the model was trained to see it begin: with the token that begins a sequence, or,
@@ -102,6 +117,20 @@ impl Tokenizer {
         ids.extend(self.prefix.filter(|_| add_bos));
         match &self.engine {
             Engine::SentencePiece(model) => model.encode_into(text, &mut ids)?,
+            Engine::HuggingFace(model) => model.encode_into(text, &mut ids)?,
+        }
+        Ok(ids)
+    }
+
+    /// The ids of a conversation that a [template](Tokenizer::chat_template) wrote: control tokens that the text spells become those tokens, also
+    /// in a SentencePiece model, and nothing is put in front, because a template writes what a conversation begins with.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::with_capacity(text.len() / 2);
+        match &self.engine {
+            Engine::SentencePiece(model) => model.encode_marked_into(text, &mut ids)?,
             Engine::HuggingFace(model) => model.encode_into(text, &mut ids)?,
         }
         Ok(ids)
@@ -146,6 +175,30 @@ impl Tokenizer {
         self.eos
     }
 
+    /// Tokens that end a turn of a conversation, as far as the vocabulary tells, with the one that ends a text.
+    pub fn turn_ends(&self) -> &[u32] {
+        &self.turn_ends
+    }
+
+    /// The Jinja template that writes a conversation as the model was trained to see it, where the model comes with one. It is as untrusted as the
+    /// rest of the model.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// What it is, in a few words for people: its kind, what splits its text, its size.
+    pub fn describe(&self) -> &str {
+        &self.description
+    }
+
+    /// How the token is spelled in the vocabulary.
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        match &self.engine {
+            Engine::SentencePiece(model) => model.piece_text(id).map(str::to_owned),
+            Engine::HuggingFace(model) => model.token_text(id),
+        }
+    }
+
     /// The id of the token that is spelled `text` in the vocabulary.
     pub fn token_id(&self, text: &str) -> Option<u32> {
         match &self.engine {
@@ -157,11 +210,7 @@ impl Tokenizer {
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let engine = match self.engine {
-            Engine::SentencePiece(_) => "sentencepiece",
-            Engine::HuggingFace(_) => "tokenizer.json",
-        };
-        write!(f, "Tokenizer({engine}, {} tokens)", self.vocab_size())
+        write!(f, "Tokenizer({})", self.description)
     }
 }
 

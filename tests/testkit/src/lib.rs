@@ -30,6 +30,27 @@ pub fn shared(path: impl AsRef<Path>) -> Option<PathBuf> {
     found.exists().then_some(found)
 }
 
+/// The file of SmolLM2-135M-Instruct in GGUF, the real model of the tests, or `None` where it is not on this machine.
+///
+/// It is `$ZOFO_SMOLLM2`, or else among the [shared] models, or else where `zofo fetch smollm2-135m` puts it: in
+/// `models/smollm2-135m` of the cache, `$ZOFO_CACHE`, `$XDG_CACHE_HOME/zofo` or `~/.cache/zofo`.
+pub fn smollm2() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(named) = variable("ZOFO_SMOLLM2") {
+        return Some(named);
+    }
+    if let Some(found) = shared("models/SmolLM2-135M-Instruct.Q4_1.gguf") {
+        return Some(found);
+    }
+    let cache = variable("ZOFO_CACHE")
+        .or_else(|| variable("XDG_CACHE_HOME").map(|c| c.join("zofo")))
+        .or_else(|| variable("HOME").map(|h| h.join(".cache/zofo")))?;
+    let entries = std::fs::read_dir(cache.join("models/smollm2-135m")).ok()?;
+    let mut found: Vec<_> = entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "gguf")).collect();
+    found.sort();
+    found.into_iter().next()
+}
+
 fn shared_folder() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     match std::env::var_os("ZOFO_SHARED") {
@@ -66,6 +87,20 @@ macro_rules! shared_or_skip {
             Some(found) => found,
             None => {
                 $crate::skip!("no test material at {}", $path);
+                return;
+            }
+        }
+    };
+}
+
+/// The file of SmolLM2, or a skip and a return from the test (which returns nothing). See [`smollm2`].
+#[macro_export]
+macro_rules! smollm2_or_skip {
+    () => {
+        match $crate::smollm2() {
+            Some(found) => found,
+            None => {
+                $crate::skip!("SmolLM2 is not here");
                 return;
             }
         }

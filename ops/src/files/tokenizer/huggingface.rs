@@ -1,4 +1,4 @@
-//! `tokenizer.json`, run by the `tokenizers` crate, and the special tokens that `tokenizer_config.json` declares beside it.
+//! `tokenizer.json`, run by the `tokenizers` crate, and the special tokens and the chat template that `tokenizer_config.json` declares beside it.
 
 mod check;
 
@@ -7,7 +7,7 @@ use std::{fmt::Display, path::Path};
 use serde_json::Value;
 use zofo_hal::{Error, Result};
 
-use crate::files::json::Object;
+use crate::files::{json::Object, tokenizer::chat};
 
 /// Largest `tokenizer_config.json` read, in bytes; chat templates and lists of added tokens make them long.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -24,16 +24,23 @@ pub(super) struct Specials {
     pub(super) bos: Option<Option<String>>,
     pub(super) eos: Option<Option<String>>,
     pub(super) add_bos: Option<bool>,
+    /// From a file of its own, or from here.
+    pub(super) chat_template: Option<String>,
 }
 
 impl Specials {
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer_config.json");
         if !path.is_file() {
-            return Ok(Self::default());
+            return Ok(Self { chat_template: chat::template(folder, None)?, ..Self::default() });
         }
         let json = Object::read(&path, MAX_CONFIG_BYTES)?;
-        Ok(Self { bos: Some(token(&json, "bos_token")?), eos: Some(token(&json, "eos_token")?), add_bos: json.flag("add_bos_token")? })
+        Ok(Self {
+            bos: Some(token(&json, "bos_token")?),
+            eos: Some(token(&json, "eos_token")?),
+            add_bos: json.flag("add_bos_token")?,
+            chat_template: chat::template(folder, Some(&json))?,
+        })
     }
 }
 
@@ -72,16 +79,21 @@ impl HuggingFace {
                 )));
             }
         }
-        let largest = inner.get_vocab(true).into_values().max();
-        let vocab_size = match largest {
-            Some(id) => id as usize + 1,
-            None => return Err(Error::format("the vocabulary is empty")),
-        };
         let prefix = match leading {
             None => None,
             Some(name) => Some(inner.token_to_id(&name).ok_or_else(|| {
                 Error::format(format!("the post-processor begins a text with `{}`, which is no token", name.escape_debug()))
             })?),
+        };
+        Self::assemble(inner, prefix)
+    }
+
+    /// Takes a tokenizer whose vocabulary and merges were checked.
+    pub(super) fn assemble(inner: tokenizers::Tokenizer, prefix: Option<u32>) -> Result<Self> {
+        let largest = inner.get_vocab(true).into_values().max();
+        let vocab_size = match largest {
+            Some(id) => id as usize + 1,
+            None => return Err(Error::format("the vocabulary is empty")),
         };
         Ok(Self { inner, vocab_size, prefix })
     }
@@ -110,6 +122,10 @@ impl HuggingFace {
 
     pub(super) fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    pub(super) fn token_text(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
     }
 
     pub(super) fn token_id(&self, text: &str) -> Option<u32> {

@@ -1,6 +1,7 @@
 //! SentencePiece byte-pair models, encoded and decoded as the original does (google/sentencepiece: `bpe_model.cc`, `normalizer.cc`,
 //! `sentencepiece_processor.cc`).
 
+mod markers;
 mod merge;
 mod proto;
 mod text;
@@ -9,10 +10,17 @@ use std::collections::HashMap;
 
 use zofo_hal::{Error, Result};
 
+pub(super) use proto::byte as byte_of;
 pub use text::TextState;
+
+use self::markers::Markers;
 
 /// What stands for a space inside pieces.
 const SPACE: char = '\u{2581}';
+/// The same as a text.
+pub(super) const SPACE_TEXT: &str = "\u{2581}";
+/// What the unknown piece decodes to where a model says nothing.
+pub(super) const DEFAULT_UNKNOWN_TEXT: &str = " \u{2047} ";
 
 /// What a piece is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +35,8 @@ pub enum PieceKind {
     UserDefined,
     /// One byte of text outside the vocabulary.
     Byte(u8),
+    /// Fills the vocabulary up: no text becomes it, and it becomes no text.
+    Unused,
 }
 
 /// One entry of the vocabulary.
@@ -68,6 +78,7 @@ pub struct SentencePiece {
     reserved: HashMap<String, u32>,
     /// Longest first.
     user_defined: Vec<String>,
+    markers: Markers,
     unknown: u32,
     bytes: Option<Box<[u32; 256]>>,
 }
@@ -135,7 +146,8 @@ impl SentencePiece {
         }
         let mut user_defined: Vec<_> = pieces.iter().filter(|p| p.kind == PieceKind::UserDefined).map(|p| p.text.clone()).collect();
         user_defined.sort_by_key(|t| std::cmp::Reverse(t.len()));
-        Ok(Self { pieces, options, mergeable, reserved, user_defined, unknown, bytes })
+        let markers = Markers::of(&pieces);
+        Ok(Self { pieces, options, mergeable, reserved, user_defined, markers, unknown, bytes })
     }
 
     /// Number of pieces.
@@ -163,6 +175,11 @@ impl SentencePiece {
         self.reserved.get(text).or_else(|| self.mergeable.get(text)).copied()
     }
 
+    /// The spelling of a piece.
+    pub fn piece_text(&self, id: u32) -> Option<&str> {
+        self.pieces.get(id as usize).map(|p| p.text.as_str())
+    }
+
     /// Appends the ids of `text`.
     ///
     /// # Errors
@@ -185,6 +202,27 @@ impl SentencePiece {
             previous_unknown = known.is_none();
         }
         Ok(())
+    }
+
+    /// Appends the ids of `text`, where control and user-defined pieces that the text spells become those pieces. What lies between two of them
+    /// is a text of its own, with the space in front that [`Options::add_dummy_prefix`] asks for.
+    ///
+    /// # Errors
+    /// Those of [`SentencePiece::encode_into`].
+    pub fn encode_marked_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+        let (mut begin, mut at) = (0, 0);
+        while let Some(first) = text[at..].chars().next() {
+            match self.markers.prefix(&text[at..]) {
+                Some((length, id)) => {
+                    self.encode_into(&text[begin..at], ids)?;
+                    ids.push(id);
+                    at += length;
+                    begin = at;
+                }
+                None => at += first.len_utf8(),
+            }
+        }
+        self.encode_into(&text[begin..], ids)
     }
 
     /// The text of `ids`.

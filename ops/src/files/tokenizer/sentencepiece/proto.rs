@@ -3,7 +3,7 @@
 use prost::Message;
 use zofo_hal::{Error, ErrorKind, Result};
 
-use super::{Options, Piece, PieceKind};
+use super::{DEFAULT_UNKNOWN_TEXT, Options, Piece, PieceKind};
 
 #[derive(Clone, PartialEq, Message)]
 struct ModelProto {
@@ -64,7 +64,6 @@ const BYTE_PAIR: i32 = 2;
 const DEFAULT_MODEL_TYPE: i32 = 1;
 const DEFAULT_BOS: i32 = 1;
 const DEFAULT_EOS: i32 = 2;
-const DEFAULT_UNKNOWN_TEXT: &str = " \u{2047} ";
 
 pub(super) fn parse(bytes: &[u8]) -> Result<(Vec<Piece>, Options)> {
     let model = ModelProto::decode(bytes).map_err(|e| Error::format(format!("not a SentencePiece model ({e}); fetch the file again")))?;
@@ -123,7 +122,7 @@ fn piece(id: usize, proto: PieceProto) -> Result<Piece> {
 }
 
 /// The value of a piece spelled `<0xAB>`.
-fn byte(text: &str) -> Option<u8> {
+pub(in crate::files::tokenizer) fn byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() != 2 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;

@@ -23,7 +23,7 @@ impl TextState {
         self.drain(out, true);
         let Some(piece) = piece else { return };
         match piece.kind {
-            PieceKind::Control | PieceKind::Byte(_) => {}
+            PieceKind::Control | PieceKind::Unused | PieceKind::Byte(_) => {}
             PieceKind::Unknown => self.append(&model.options.unknown_text, out),
             PieceKind::Normal | PieceKind::UserDefined => {
                 let mut text = piece.text.as_str();
