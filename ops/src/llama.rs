@@ -39,7 +39,7 @@ pub(crate) use rope::rope_frequencies;
 pub use rope::rope_tables;
 pub use saved::Saved;
 pub use slice::{Slice, SliceSpec};
-pub use weights::{Importer, ParamName, SourceTensor, WeightSource};
+pub use weights::{Importer, ParamName, SourceTensor, WeightSource, WeightTypes};
 
 pub use crate::config::{ModelConfig, RopeScaling};
 

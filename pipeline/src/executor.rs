@@ -29,7 +29,7 @@ use worker::{Command, Report, ReportKind, UpdateOrder, WorkerSetup};
 use zofo_hal::{DType, DeviceRef, Error, ErrorKind, Result};
 use zofo_ops::{
     batch::MicroBatch,
-    llama::{Importer, SliceSpec, WeightSource},
+    llama::{Importer, SliceSpec, WeightSource, WeightTypes},
     lora::HostAdapter,
     optim::{Rule, clip},
 };
@@ -212,6 +212,11 @@ impl Executor {
     /// Bytes of base weights on all devices, shared ones counted once.
     pub fn weight_bytes(&self) -> usize {
         self.importer.lock().map_or(0, |i| i.bytes())
+    }
+
+    /// What types of base weights were read as what.
+    pub fn weight_types(&self) -> Vec<WeightTypes> {
+        self.importer.lock().map_or_else(|_| Vec::new(), |i| i.types())
     }
 
     /// Runs one optimiser step.

@@ -211,6 +211,11 @@ impl Session {
         self.executor.weight_bytes()
     }
 
+    /// What types of base weights were read as what.
+    pub fn weight_types(&self) -> Vec<zofo_ops::llama::WeightTypes> {
+        self.executor.weight_types()
+    }
+
     /// One optimiser step on a mini-batch, which is split into the plan's micro-batches.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A model folder as a source of weights.
 
-use alloc::sync::Arc;
+use alloc::{string::String, sync::Arc};
 
 use zofo_hal::{Result, WeightData};
 
@@ -26,6 +26,10 @@ impl WeightSource for ModelFiles {
             ParamName::Bias(l, p) => self.layer(l)?.linear(linear_name(p)).bias.as_ref(),
         };
         Ok(view.map(tensor))
+    }
+
+    fn origin(&self) -> String {
+        "safetensors".into()
     }
 }
 

@@ -120,9 +120,9 @@ pub trait WeightSource {
     /// What reading it gives.
     fn tensor(&self, name: ParamName) -> Result<Option<SourceTensor<'_>>>;
 
-    /// What was read, in a line for people: format, types and their sizes, and what was done to them; `None` where that says nothing new.
-    fn origin(&self) -> Option<String> {
-        None
+    /// Where the parameters come from and what was done to them, in a few words for people.
+    fn origin(&self) -> String {
+        "memory".into()
     }
 
     /// A parameter that the model cannot do without, in the shape that its configuration says.
@@ -156,6 +156,22 @@ struct Key {
     layout: String,
     name: ParamName,
     dtype: DType,
+    /// Type in the source.
+    stored: DType,
+}
+
+/// How some weights were read: from which type into which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WeightTypes {
+    /// Element type in the source.
+    pub stored: DType,
+    /// Element type on the devices.
+    pub held: DType,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Bytes that they take on the devices.
+    pub bytes: usize,
 }
 
 /// Imported weights of one model, shared by all devices that have their memory and their [weight layout](zofo_hal::Device::weight_layout) in
@@ -213,7 +229,7 @@ impl Importer {
         };
         let announced = self.announced.iter().find(|a| a.0 == space && a.1 == layout && a.2 == name);
         let uses = announced.map_or(uses, |a| union(a.3, uses));
-        let key = Key { space, layout, name, dtype };
+        let key = Key { space, layout, name, dtype, stored: tensor.dtype };
         let found = self.weights.iter().find(|(k, w)| *k == key && union(w.spec().uses, uses) == w.spec().uses);
         if let Some((_, weight)) = found {
             return Ok(weight.clone());
@@ -229,6 +245,20 @@ impl Importer {
         self.weights.retain(|(k, _)| *k != key);
         self.weights.push((key, weight.clone()));
         Ok(weight)
+    }
+
+    /// What was read as what, largest first.
+    pub fn types(&self) -> Vec<WeightTypes> {
+        let mut types: Vec<WeightTypes> = Vec::new();
+        for (key, weight) in &self.weights {
+            let same = types.iter_mut().find(|t| (t.stored, t.held) == (key.stored, key.dtype));
+            match same {
+                Some(t) => (t.parameters, t.bytes) = (t.parameters + 1, t.bytes + weight.bytes()),
+                None => types.push(WeightTypes { stored: key.stored, held: key.dtype, parameters: 1, bytes: weight.bytes() }),
+            }
+        }
+        types.sort_by_key(|t| core::cmp::Reverse(t.bytes));
+        types
     }
 
     /// Bytes that the weights take, each counted once.

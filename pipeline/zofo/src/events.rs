@@ -36,6 +36,8 @@ pub enum Event {
         /// Steps in all.
         steps: u32,
     },
+    /// The base model is on its devices: [what was read as what](crate::Model::describe_weights).
+    Loaded(String),
     /// An evaluation goes on.
     Evaluating {
         /// Which one.

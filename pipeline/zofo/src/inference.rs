@@ -4,7 +4,7 @@ use zofo_hal::{DType, DeviceRef, Result, TensorArg};
 use zofo_ops::{
     Runner,
     batch::{DeviceBatch, MicroBatch, Sequence},
-    llama::{CachedInput, Importer, Input, KvCache, Slice, SliceSpec},
+    llama::{CachedInput, Importer, Input, KvCache, Slice, SliceSpec, WeightTypes},
     lora::{Adapters, HostAdapter},
 };
 
@@ -15,6 +15,7 @@ pub struct Inference {
     pub(crate) runner: Runner,
     pub(crate) slice: Slice,
     pub(crate) adapters: Adapters,
+    weights: Vec<WeightTypes>,
 }
 
 impl Inference {
@@ -26,12 +27,18 @@ impl Inference {
         let mut runner = Runner::new(device)?;
         let mut spec = SliceSpec::whole(model.config()).with_compute(compute);
         spec.positions = positions;
-        let slice = Slice::load(&mut runner, &mut Importer::new(), &**model.source(), &spec)?;
+        let mut importer = Importer::new();
+        let slice = Slice::load(&mut runner, &mut importer, &**model.source(), &spec)?;
         let adapters = match adapter {
             Some(host) => Adapters::from_host(&mut runner, &slice, host)?,
             None => Adapters::none(),
         };
-        Ok(Self { runner, slice, adapters })
+        Ok(Self { runner, slice, adapters, weights: importer.types() })
+    }
+
+    /// What types of base weights were read as what.
+    pub fn weight_types(&self) -> &[WeightTypes] {
+        &self.weights
     }
 
     /// Puts another adapter on, or none.
@@ -58,7 +65,11 @@ impl Inference {
 
     pub(crate) fn batch(&mut self, sequences: &[Sequence]) -> Result<(DeviceBatch, MicroBatch)> {
         let host = MicroBatch::pack(self.slice.config(), sequences)?;
-        Ok((DeviceBatch::from_host(&mut self.runner, &host, 1.0)?, host))
+        Ok((self.upload(&host)?, host))
+    }
+
+    pub(crate) fn upload(&mut self, host: &MicroBatch) -> Result<DeviceBatch> {
+        DeviceBatch::from_host(&mut self.runner, host, 1.0)
     }
 
     pub(crate) fn hidden(&mut self, batch: &DeviceBatch) -> Result<TensorArg> {

@@ -1,6 +1,7 @@
 //! A base model with its tokenizer, and adapters for it.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -8,10 +9,36 @@ use std::{
 use zofo_hal::{Error, ErrorKind, Result};
 use zofo_ops::{
     config::ModelConfig,
-    files::{ModelFiles, Tokenizer, read_adapter},
-    llama::WeightSource,
+    files::{GgufModel, ModelFiles, Tokenizer, read_adapter},
+    llama::{WeightSource, WeightTypes},
     lora::HostAdapter,
 };
+
+/// What a model may be.
+const ACCEPTED: &str = "give a GGUF file, or a folder with config.json, model.safetensors and a tokenizer";
+
+/// The GGUF file that `path` is, or the only one in the folder that it is; none where there is a `config.json`.
+fn gguf_file(path: &Path) -> Result<Option<PathBuf>> {
+    let is_gguf = |p: &Path| p.is_file() && p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    if is_gguf(path) {
+        return Ok(Some(path.to_owned()));
+    }
+    if !path.is_dir() || path.join("config.json").exists() {
+        return Ok(None);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(|e| Error::io(path, e))? {
+        let file = entry.map_err(|e| Error::io(path, e))?.path();
+        if is_gguf(&file) {
+            files.push(file);
+        }
+    }
+    files.sort();
+    match files.len() {
+        0 | 1 => Ok(files.pop()),
+        n => Err(Error::invalid(format!("{}: {n} GGUF files are here, {} among them; name one", path.display(), files[0].display()))),
+    }
+}
 
 /// A base model and the tokenizer that its text goes through. Cheap to clone; weights are shared.
 #[derive(Clone)]
@@ -23,27 +50,32 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a folder in Hugging Face layout: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`.
+    /// Opens a GGUF file, or a folder: one in Hugging Face layout (`config.json`, safetensors, `tokenizer.json` or `tokenizer.model`), or one with a
+    /// single GGUF file in it. `embedded` is the model that comes with the program.
     ///
     /// # Errors
-    /// Those of [`ModelFiles::open`] and [`Tokenizer::open`]; `Format` where the tokenizer has more tokens than the model.
+    /// Those of [`ModelFiles::open`] and [`Tokenizer::open`], or of [`GgufModel::open`] and [`Tokenizer::from_gguf`]; `Format` where the tokenizer
+    /// has more tokens than the model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        #[cfg(feature = "embedded")]
+        if crate::embedded::is_name(path) {
+            return crate::embedded::model();
+        }
+        let lies = |what: &str| Err(Error::new(ErrorKind::Io, format!("{}: {what}; {ACCEPTED}", path.display())));
         if !path.exists() {
-            return Err(Error::new(
-                ErrorKind::Io,
-                format!("{}: there is no such model; give a folder with config.json, model.safetensors and a tokenizer", path.display()),
-            ));
+            return lies("there is no such model");
         }
-        if path.is_file() {
-            return Err(Error::new(
-                ErrorKind::Io,
-                format!("{}: a model is a folder with config.json, model.safetensors and a tokenizer, not a file", path.display()),
-            ));
-        }
-        let files = ModelFiles::open(path)?;
-        let tokenizer = Tokenizer::open(path)?;
-        let mut model = Self::new(path.display().to_string(), Arc::new(files), Arc::new(tokenizer))?;
+        let name = path.display().to_string();
+        let mut model = match gguf_file(path)? {
+            Some(file) => {
+                let source = GgufModel::open(&file)?;
+                let tokenizer = Tokenizer::from_gguf(source.file().metadata()).map_err(|e| e.context(file.display()))?;
+                Self::new(name, Arc::new(source), Arc::new(tokenizer))?
+            }
+            None if path.is_dir() => Self::new(name, Arc::new(ModelFiles::open(path)?), Arc::new(Tokenizer::open(path)?))?,
+            None => return lies("this file is no model that is read here"),
+        };
         model.path = Some(path.canonicalize().map_err(|e| Error::io(path, e))?);
         Ok(model)
     }
@@ -64,6 +96,13 @@ impl Model {
         Ok(Self { name, path: None, source, tokenizer })
     }
 
+    /// The same, opened again by this path.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn at(mut self, path: PathBuf) -> Self {
+        self.path = Some(path);
+        self
+    }
+
     /// What adapters and errors call it.
     pub fn name(&self) -> &str {
         &self.name
@@ -82,6 +121,16 @@ impl Model {
     /// Its parameters.
     pub fn source(&self) -> &Arc<dyn WeightSource + Send + Sync> {
         &self.source
+    }
+
+    /// What was read as what, in a line: the kind of file, and how many weights were kept in the type they are stored in or converted.
+    pub fn describe_weights(&self, types: &[WeightTypes]) -> String {
+        let bytes: usize = types.iter().map(|t| t.bytes).sum();
+        let each = types.iter().map(|t| match t.stored == t.held {
+            true => format!("{} x {} as stored", t.parameters, t.stored),
+            false => format!("{} x {} converted to {}", t.parameters, t.stored, t.held),
+        });
+        format!("{}: {}; {:.1} MB", self.source.origin(), each.collect::<Vec<_>>().join(", "), bytes as f64 / 1e6)
     }
 
     /// Its tokenizer.

@@ -1,6 +1,6 @@
 //! A GGUF model as a source of weights: tensors by their names in ggml, block-quantised as they are stored.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::HashSet, path::Path, sync::Arc};
 
 use zofo_hal::{Error, Result, WeightData, perturb::Projection, quant};
 
@@ -69,17 +69,6 @@ impl GgufModel {
         &self.file
     }
 
-    /// Number of tensors and their bytes, by the type they are stored in.
-    pub fn types(&self) -> BTreeMap<String, (usize, usize)> {
-        let mut types = BTreeMap::new();
-        for tensor in self.file.names().filter_map(|n| self.file.tensor(n).ok().flatten()) {
-            let (count, bytes) = types.entry(tensor.dtype.to_string()).or_insert((0, 0));
-            *count += 1;
-            *bytes += tensor.bytes.len();
-        }
-        types
-    }
-
     /// Whether the rows of this parameter are stored in rotary pairs.
     fn is_paired(&self, name: ParamName) -> bool {
         let rotated =
@@ -88,7 +77,7 @@ impl GgufModel {
     }
 
     fn check(&self) -> Result<()> {
-        let mut expected = std::collections::HashSet::from([config::ROPE_FACTORS.to_owned()]);
+        let mut expected = HashSet::from([config::ROPE_FACTORS.to_owned()]);
         for name in ParamName::all(&self.config) {
             let tensor = self.require(name)?;
             let norm =
@@ -136,11 +125,9 @@ impl WeightSource for GgufModel {
         Ok(Some(SourceTensor { dtype, rows, cols, data }))
     }
 
-    fn origin(&self) -> Option<String> {
-        let types = self.types().into_iter().map(|(name, (count, bytes))| format!("{count} x {name} ({:.1} MB)", bytes as f64 / 1e6));
-        let types = types.collect::<Vec<_>>().join(", ");
-        let order = if self.config.family == Family::Llama { "; q and k rows in the checkpoint's order" } else { "" };
-        Some(format!("GGUF v{}, {}: {types}{order}", self.file.version(), self.config.family))
+    fn origin(&self) -> String {
+        let order = if self.config.family == Family::Llama { ", rows of q and k put back into the checkpoint's order" } else { "" };
+        format!("GGUF v{}{order}", self.file.version())
     }
 }
 

@@ -63,6 +63,7 @@ impl Progress {
                     self.say(&format!("going on after {}", console::count(*first_step, "step")));
                 }
             }
+            Event::Loaded(weights) => self.say(&format!("weights from {weights}")),
             Event::Evaluating { when, done, total } => {
                 let label = match when {
                     When::Before => "scoring before",
