@@ -122,6 +122,32 @@ fn tokenizer_config_declares_the_special_tokens() {
 }
 
 #[test]
+fn a_folder_s_chat_template_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::copy(data("bytelevel_plain.json"), at("tokenizer.json")).unwrap();
+    let open = || Tokenizer::open(folder.path());
+    let template = || open().unwrap().chat_template().map(str::to_owned);
+    assert_eq!(template(), None);
+    let config = |value: Value| std::fs::write(at("tokenizer_config.json"), json!({"chat_template": value}).to_string()).unwrap();
+    config(json!("one"));
+    assert_eq!(template().as_deref(), Some("one"));
+    config(json!([{"name": "tool_use", "template": "two"}, {"name": "default", "template": "three"}]));
+    assert_eq!(template().as_deref(), Some("three"));
+    config(json!([{"name": "tool_use", "template": "two"}]));
+    assert_eq!(template(), None);
+    config(json!([{"name": "default"}]));
+    refused(open(), ErrorKind::Format, &["tokenizer_config.json", "chat_template", "lacks"]);
+    config(json!(3));
+    refused(open(), ErrorKind::Format, &["tokenizer_config.json", "chat_template"]);
+    config(json!("one"));
+    std::fs::write(at("chat_template.jinja"), "four").unwrap();
+    assert_eq!(template().as_deref(), Some("four"));
+    std::fs::write(at("chat_template.jinja"), [0xff]).unwrap();
+    refused(open(), ErrorKind::Format, &["chat_template.jinja", "UTF-8"]);
+}
+
+#[test]
 fn a_folder_is_searched_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -20,11 +20,13 @@ pub struct GenerateSpec {
     pub temperature: f64,
     /// Decides the draws.
     pub seed: u64,
+    /// Tokens that end the text, beside the model's own.
+    pub stops: Vec<u32>,
 }
 
 impl Default for GenerateSpec {
     fn default() -> Self {
-        Self { max_tokens: 64, temperature: 0.0, seed: 0 }
+        Self { max_tokens: 64, temperature: 0.0, seed: 0, stops: Vec::new() }
     }
 }
 
@@ -32,6 +34,12 @@ impl GenerateSpec {
     /// At most `tokens` tokens.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = tokens;
+        self
+    }
+
+    /// Ends at these tokens too: [`Tokenizer::turn_ends`](zofo_ops::files::Tokenizer::turn_ends) for a conversation.
+    pub fn stops(mut self, tokens: &[u32]) -> Self {
+        self.stops.extend(tokens);
         self
     }
 
@@ -93,10 +101,21 @@ pub fn generate(
     spec: &GenerateSpec,
     listener: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Generated> {
+    let ids = model.tokenizer().encode(prompt, true)?;
+    generate_from(inference, model, &ids, spec, listener)
+}
+
+/// The same behind tokens, of a [conversation](crate::chat::prompt) for example. Errors are those of [`generate`].
+pub fn generate_from(
+    inference: &mut Inference,
+    model: &Model,
+    ids: &[u32],
+    spec: &GenerateSpec,
+    listener: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> Result<Generated> {
     if !(spec.temperature >= 0.0 && spec.temperature.is_finite()) {
         return Err(Error::invalid(format!("temperature {} must be 0 or above, and finite", spec.temperature)));
     }
-    let ids = model.tokenizer().encode(prompt, true)?;
     if ids.is_empty() {
         return Err(Error::invalid("the prompt has no token, and this model has none that begins a text; give some text"));
     }
@@ -113,11 +132,11 @@ pub fn generate(
     let mut draws = Stream::new(spec.seed, Purpose::Token, 0);
     // The prompt goes through the decoder too: whether a word's space is shown depends on what stands before it.
     let mut stream = model.tokenizer().stream();
-    for id in &ids {
+    for id in ids {
         stream.push(*id)?;
     }
-    let ends = |id: u32| model.config().eos.contains(&id) || model.tokenizer().eos() == Some(id);
-    let mut next = inference.next_logits(&mut cache, &ids)?;
+    let ends = |id: u32| spec.stops.contains(&id) || model.config().eos.contains(&id) || model.tokenizer().eos() == Some(id);
+    let mut next = inference.next_logits(&mut cache, ids)?;
     let mut stopped = false;
     loop {
         let id = choose(&next, spec.temperature, &mut draws) as u32;

@@ -3,6 +3,7 @@
 
 mod cancel;
 pub mod catalogue;
+pub mod chat;
 pub mod compare;
 pub mod curves;
 pub mod data;

@@ -88,7 +88,11 @@ Examples:
 const GENERATE_EXAMPLES: &str = r"Examples:
   zofo generate --model ../shared/models/stories260K/hf --prompt 'Once upon a time' --max-tokens 100
   zofo generate --model ../shared/models/stories260K/hf --adapter runs/1/adapter \
-    --prompt 'The match ended in a draw.\nTopic:' --temperature 0.8 --seed 7";
+    --prompt 'The match ended in a draw.\nTopic:' --temperature 0.8 --seed 7
+
+  A message to a model that was trained for conversations:
+    zofo generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat \
+      --prompt 'What is 2+2?' --system 'Answer in one word.'";
 
 const COMPARE_EXAMPLES: &str = r"Intervals hold 95 % of 10000 bootstrap draws of the examples, the same draws for all runs; they
 show what other test examples would have given, not what other seeds would.
@@ -343,6 +347,12 @@ pub struct GenerateArgs {
     /// Text to continue; as in a template, \n, \t and \\ stand for a line break, a tab and a backslash
     #[arg(long, value_name = "TEXT", value_parser = prompt)]
     pub prompt: String,
+    /// Take --prompt as a message, and let the model reply: through the chat template that comes with it
+    #[arg(long)]
+    pub chat: bool,
+    /// Instructions that stand before the conversation [default: the chat template's own, if any]
+    #[arg(long, value_name = "TEXT", value_parser = prompt, requires = "chat")]
+    pub system: Option<String>,
     /// Tokens to make at most
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_tokens: usize,

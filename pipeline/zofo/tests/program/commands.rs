@@ -228,3 +228,22 @@ fn help_has_examples() {
     let devices = place.run(&["devices"]).ok();
     assert!(devices.out.contains("cpu:0") && devices.out.contains("all ops"), "{}", devices.out);
 }
+
+#[test]
+fn a_message_goes_through_the_model_s_chat_template() {
+    let place = Place::new();
+    let ids = |args: &[&str]| {
+        let all = [&["generate", "--model", "model", "--max-tokens", "6", "--json"], args].concat();
+        let out: Value = serde_json::from_str(&place.run(&all).ok().out).unwrap();
+        (out["prompt_tokens"].clone(), out["ids"].clone())
+    };
+    let message = ["--chat", "--prompt", "late goal", "--system", "Sum up."];
+    place.run(&[&["generate", "--model", "model"], &message[..]].concat()).refused(2, &["no chat template"]);
+    place.run(&["generate", "--model", "model", "--prompt", "a", "--system", "b"]).refused(2, &["--chat"]);
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    place.write("model/chat_template.jinja", template);
+    assert_eq!(ids(&message), ids(&["--prompt", r"system: Sum up.\nuser: late goal\n"]));
+    // The reply stands alone.
+    let reply = place.run(&["generate", "--model", "model", "--max-tokens", "1", "--chat", "--prompt", "late goal"]).ok();
+    assert!(!reply.out.contains("late goal"), "{}", reply.out);
+}
