@@ -1,11 +1,14 @@
 //! Commands of the program. They translate arguments into library calls and results into text; nothing else is here.
 
 mod args;
+mod cache;
 mod compare;
 mod console;
 mod data_args;
 mod devices;
 mod eval;
+#[cfg(feature = "hub")]
+mod fetch;
 mod generate;
 mod interrupt;
 mod progress;
@@ -61,6 +64,8 @@ pub fn main() -> ExitCode {
     let given = matches.subcommand().map(|(_, m)| args::given(m)).unwrap_or_default();
     let result = match cli.command {
         Command::Devices(args) => devices::run(&args),
+        #[cfg(feature = "hub")]
+        Command::Fetch(args) => fetch::run(args),
         Command::Train(args) => train::run(*args, &given),
         Command::Eval(args) => eval::run(*args),
         Command::Compare(args) => compare::run(&args),

@@ -241,6 +241,15 @@ impl DataSpec {
     }
 }
 
+/// The names of a file's columns, in order.
+///
+/// # Errors
+/// `Io` where it cannot be read, `Format` where its first row is malformed.
+pub fn columns(path: &Path, format: Format) -> Result<Vec<String>> {
+    let rows = Rows::open(path, format).map_err(|e| e.context(path.display()))?;
+    Ok(rows.names().to_vec())
+}
+
 /// One example: what the template asks for of a row, and its label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -7,6 +7,8 @@ mod bad_input;
 mod commands;
 #[path = "program/interrupt.rs"]
 mod interrupt;
+#[path = "program/names.rs"]
+mod names;
 #[path = "program/shared.rs"]
 mod shared;
 #[path = "program/support.rs"]

@@ -21,6 +21,10 @@ pub struct Cli {
 pub enum Command {
     /// What this host has, and what each device supports
     Devices(DevicesArgs),
+    /// Bring a model or a data set into the cache
+    #[cfg(feature = "hub")]
+    #[command(after_help = super::fetch::EXAMPLES)]
+    Fetch(super::fetch::FetchArgs),
     /// Train an adapter
     #[command(after_help = TRAIN_EXAMPLES, args_override_self = true)]
     Train(Box<TrainArgs>),
@@ -164,7 +168,7 @@ fn schedule(name: &str) -> Result<ScheduleName, String> {
 
 #[derive(Args)]
 pub struct TrainArgs {
-    /// Base model: a folder in Hugging Face layout
+    /// Base model: a GGUF file, a folder in Hugging Face layout, or the name of one that `zofo fetch` brought
     #[arg(long, value_name = "M")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
@@ -309,7 +313,7 @@ pub struct DeviceArgs {
 
 #[derive(Args)]
 pub struct EvalArgs {
-    /// Base model: a folder in Hugging Face layout
+    /// Base model: a GGUF file, a folder in Hugging Face layout, or the name of one that `zofo fetch` brought
     #[arg(long, value_name = "M")]
     pub model: PathBuf,
     /// Adapter folder in PEFT's format, or a run folder
@@ -338,7 +342,7 @@ pub struct EvalArgs {
 
 #[derive(Args)]
 pub struct GenerateArgs {
-    /// Base model: a folder in Hugging Face layout
+    /// Base model: a GGUF file, a folder in Hugging Face layout, or the name of one that `zofo fetch` brought
     #[arg(long, value_name = "M")]
     pub model: PathBuf,
     /// Adapter folder in PEFT's format, or a run folder

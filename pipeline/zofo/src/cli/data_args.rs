@@ -1,12 +1,15 @@
 //! Arguments that describe data.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use zofo::{
     Error, Result, TrainOptions,
+    catalogue::{self, NamedData},
     data::{Classes, DataSpec, Format, Template},
 };
+
+use super::cache;
 
 fn format(name: &str) -> Result<Format, String> {
     let known = || Format::ALL.map(|(n, _)| n).join(", ");
@@ -47,9 +50,12 @@ fn classes(text: &str) -> Result<Classes, String> {
 
 #[derive(Args)]
 pub struct DataArgs {
-    /// Data: CSV or TSV with a header line, JSONL, or the JSON of SQuAD or MultiRC
-    #[arg(long, value_name = "FILE", help_heading = "Data")]
+    /// Data: CSV or TSV with a header line, JSONL, the JSON of SQuAD or MultiRC; or a name: ag_news, multirc, squad
+    #[arg(long, value_name = "FILE|NAME", help_heading = "Data")]
     pub data: Option<PathBuf>,
+    /// Folder with the files of named data [default: where `zofo fetch` put them]
+    #[arg(long, value_name = "DIR", requires = "data", help_heading = "Data")]
+    pub data_dir: Option<PathBuf>,
     /// csv, tsv, jsonl, squad or multirc [default: by the file's name]
     #[arg(long, value_name = "F", value_parser = format, help_heading = "Data")]
     pub format: Option<Format>,
@@ -75,18 +81,47 @@ pub struct DataArgs {
 }
 
 impl DataArgs {
-    /// The data, where they are named.
-    pub fn spec(&self, seed: u64) -> Option<DataSpec> {
-        let mut spec = DataSpec::new(self.data.clone()?);
-        spec.format = self.format;
-        spec.text_column = self.text_column.clone();
-        spec.template = self.template.clone();
-        spec.label_column = self.label_column.clone();
-        spec.answer_column = self.answer_column.clone();
-        spec.classes = self.classes.clone();
+    /// The data to train on, where they are named, and those that belong to them to evaluate on.
+    ///
+    /// # Errors
+    /// Those of [`catalogue::data`].
+    pub fn spec(&self, seed: u64) -> Result<Option<(DataSpec, Option<DataSpec>)>> {
+        let Some(given) = &self.data else { return Ok(None) };
+        Ok(Some(match self.named(given)? {
+            Some(named) => (self.over(named.train, seed), named.eval.map(|e| self.over(e, seed))),
+            None => (self.over(DataSpec::new(given), seed), None),
+        }))
+    }
+
+    /// What a name stands for; `None` for a file.
+    fn named(&self, given: &Path) -> Result<Option<NamedData>> {
+        let text = given.to_str().unwrap_or_default();
+        let last = given.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let cache = cache::cache(None).ok();
+        match &self.data_dir {
+            Some(folder) => catalogue::data(text, cache.as_ref(), Some(folder)).map(Some),
+            None if given.is_dir() && catalogue::find(last).is_some() => catalogue::data(last, None, Some(given)).map(Some),
+            // What has neither folder nor extension is no path that a user would write.
+            None if !given.exists() && (catalogue::find(text).is_some() || text == last && given.extension().is_none()) => {
+                catalogue::data(text, cache.as_ref(), None).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// What was said on the command line goes before what the name means.
+    fn over(&self, mut spec: DataSpec, seed: u64) -> DataSpec {
+        spec.format = self.format.or(spec.format);
+        spec.text_column = self.text_column.clone().or(spec.text_column);
+        spec.template = self.template.clone().or(spec.template);
+        if self.label_column.is_some() || self.answer_column.is_some() {
+            (spec.label_column, spec.answer_column) = (self.label_column.clone(), self.answer_column.clone());
+            spec.classes = spec.classes.filter(|_| self.label_column.is_some());
+        }
+        spec.classes = self.classes.clone().or(spec.classes);
         spec.limit = self.limit;
         spec.seed = seed;
-        Some(spec)
+        spec
     }
 }
 
@@ -96,19 +131,19 @@ pub struct EvalDataArgs {
     #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
     pub eval_data: Option<PathBuf>,
     /// Its format [default: by the file's name]
-    #[arg(long, value_name = "F", value_parser = format, requires = "eval_data", help_heading = "Evaluation")]
+    #[arg(long, value_name = "F", value_parser = format, help_heading = "Evaluation")]
     pub eval_format: Option<Format>,
     /// Its text column [default: --text-column]
-    #[arg(long, value_name = "C", requires = "eval_data", help_heading = "Evaluation")]
+    #[arg(long, value_name = "C", help_heading = "Evaluation")]
     pub eval_text_column: Option<String>,
     /// Its template [default: --template]
-    #[arg(long, value_name = "T", value_parser = template, requires = "eval_data", help_heading = "Evaluation")]
+    #[arg(long, value_name = "T", value_parser = template, help_heading = "Evaluation")]
     pub eval_template: Option<Template>,
     /// Its label column [default: --label-column]
-    #[arg(long, value_name = "C", requires = "eval_data", help_heading = "Evaluation")]
+    #[arg(long, value_name = "C", help_heading = "Evaluation")]
     pub eval_label_column: Option<String>,
     /// Its answer column [default: --answer-column]
-    #[arg(long, value_name = "C", requires = "eval_data", conflicts_with = "eval_label_column", help_heading = "Evaluation")]
+    #[arg(long, value_name = "C", conflicts_with = "eval_label_column", help_heading = "Evaluation")]
     pub eval_answer_column: Option<String>,
     /// Examples to evaluate on at most; 0 does not evaluate
     #[arg(long, value_name = "N", default_value_t = TrainOptions::default().eval_samples, help_heading = "Evaluation")]
@@ -116,17 +151,38 @@ pub struct EvalDataArgs {
 }
 
 impl EvalDataArgs {
-    /// The evaluation data; what is not said of them is as for `train`.
-    pub fn spec(&self, train: &DataSpec) -> Option<DataSpec> {
-        let mut spec = train.clone();
-        spec.path = self.eval_data.clone()?;
-        spec.format = self.eval_format;
+    /// The evaluation data: those that are given, which are as for `train` where nothing else is said of them, or those that belong to the training data.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where something is said of data that are not there.
+    pub fn spec(&self, train: &DataSpec, belonging: Option<DataSpec>) -> Result<Option<DataSpec>> {
+        let given = self.eval_data.clone().map(|path| {
+            let mut spec = train.clone();
+            (spec.path, spec.format) = (path, None);
+            spec
+        });
+        let Some(mut spec) = given.or(belonging) else {
+            let said = [
+                ("--eval-format", self.eval_format.is_some()),
+                ("--eval-text-column", self.eval_text_column.is_some()),
+                ("--eval-template", self.eval_template.is_some()),
+                ("--eval-label-column", self.eval_label_column.is_some()),
+                ("--eval-answer-column", self.eval_answer_column.is_some()),
+            ];
+            return match said.iter().find(|(_, said)| *said) {
+                Some((name, _)) => {
+                    Err(Error::invalid(format!("{name} says something of evaluation data, but there are none; give --eval-data too")))
+                }
+                None => Ok(None),
+            };
+        };
+        spec.format = self.eval_format.or(spec.format);
         spec.limit = None;
         spec.text_column = self.eval_text_column.clone().or(spec.text_column);
         spec.template = self.eval_template.clone().or(spec.template);
         spec.label_column = self.eval_label_column.clone().or(spec.label_column);
         spec.answer_column = self.eval_answer_column.clone().or(spec.answer_column);
-        Some(spec)
+        Ok(Some(spec))
     }
 }
 

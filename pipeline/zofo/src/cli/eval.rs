@@ -12,18 +12,21 @@ use zofo_pipeline::cluster::parse_compute;
 use super::{
     Failure,
     args::EvalArgs,
-    console, interrupt,
+    cache, console, interrupt,
     progress::{Progress, by_class, scored},
     usage,
 };
 
 pub fn run(args: EvalArgs) -> Result<(), Failure> {
     let compute = parse_compute(&args.device.compute).map_err(usage)?;
-    let spec = args.data.spec(args.seed).ok_or_else(|| Failure::Usage(Error::invalid("--data is missing; give a file in CSV or JSONL")))?;
+    let missing = || Failure::Usage(Error::invalid("--data is missing; give a file in CSV or JSONL, or a name"));
+    let (data, belonging) = args.data.spec(args.seed).map_err(usage)?.ok_or_else(missing)?;
+    // Of named data, those that are not trained on.
+    let spec = belonging.unwrap_or(data);
     if let Some(path) = &args.predictions {
         writable(path)?;
     }
-    let model = Model::open(&args.model)?;
+    let model = Model::open(cache::model(&args.model)?)?;
     let length = max_length(model.config(), args.max_length).map_err(usage)?;
     let adapter = args.adapter.as_deref().map(|a| model.read_adapter(a)).transpose()?;
     let data = spec.load().map_err(usage)?;

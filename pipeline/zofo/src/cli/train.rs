@@ -14,7 +14,7 @@ use zofo::{CancelToken, Error, Run, Trainer, TrainerBuilder, cluster::Cluster, d
 use super::{
     Failure,
     args::{TRAIN_EXAMPLE, TrainArgs},
-    console,
+    cache, console,
     data_args::escaped,
     interrupt,
     progress::{Progress, by_class},
@@ -68,9 +68,9 @@ fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
         )))
     };
     let model = args.model.as_ref().ok_or_else(|| missing("--model is missing"))?;
-    let data = args.data.spec(args.seed).ok_or_else(|| missing("--data is missing"))?;
-    let mut builder = Trainer::builder().model(model.as_path()).options(args.options());
-    if let Some(eval) = args.eval_data.spec(&data) {
+    let (data, belonging) = args.data.spec(args.seed).map_err(usage)?.ok_or_else(|| missing("--data is missing"))?;
+    let mut builder = Trainer::builder().model(cache::model(model)?).options(args.options());
+    if let Some(eval) = args.eval_data.spec(&data, belonging).map_err(usage)? {
         builder = builder.eval_data(eval);
     }
     builder = builder.data(data);
@@ -132,7 +132,8 @@ impl Again {
         let prompt = trainer.sample_prompt(Self::SHOWN).map(|p| console::quoted(&escaped(&p)));
         let data = trainer.eval_spec().map(|spec| {
             // As the user wrote it rather than as the run folder has it.
-            let path = args.eval_data.eval_data.as_ref().or(args.data.data.as_ref()).unwrap_or(&spec.path);
+            let given = args.eval_data.eval_data.as_ref().or(args.data.data.as_ref()).filter(|p| p.is_file());
+            let path = given.unwrap_or(&spec.path);
             let options = trainer.options();
             let format = spec.format.and_then(|f| Format::ALL.into_iter().find(|(_, other)| *other == f)).map(|(name, _)| name.to_owned());
             [

@@ -40,7 +40,8 @@ impl Rows {
         })
     }
 
-    fn names(&self) -> &[String] {
+    /// Names of the columns.
+    pub fn names(&self) -> &[String] {
         match self {
             Self::Csv(rows) => rows.header(),
             Self::Jsonl(rows) => rows.keys(),
