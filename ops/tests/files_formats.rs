@@ -9,6 +9,8 @@ mod checkpoint;
 mod config;
 #[path = "files/gguf_keys.rs"]
 mod gguf_keys;
+#[path = "files/gguf_model.rs"]
+mod gguf_model;
 #[path = "files/gguf_tokenizer.rs"]
 mod gguf_tokenizer;
 #[path = "files/model.rs"]
