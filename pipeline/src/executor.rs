@@ -271,7 +271,7 @@ impl Executor {
             self.collect(|kind| matches!(kind, ReportKind::Done { .. }), |_, _| Ok(()))?;
             return Err(Error::execution(format!(
                 "step {} is not finite (loss {loss}, gradient norm {norm}); nothing was updated. Lower the learning rate, or eps",
-                input.step
+                input.step + 1
             )));
         }
         let journalled = !directions.is_empty();

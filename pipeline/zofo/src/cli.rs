@@ -3,6 +3,7 @@
 mod args;
 mod cache;
 mod compare;
+mod config;
 mod console;
 mod data_args;
 mod devices;
@@ -13,6 +14,7 @@ mod generate;
 mod interrupt;
 mod progress;
 mod train;
+mod train_args;
 
 use std::process::ExitCode;
 
@@ -46,7 +48,12 @@ fn usage(e: Error) -> Failure {
 }
 
 pub fn main() -> ExitCode {
-    let matches = match Cli::command().try_get_matches() {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let (arguments, cluster) = match config::expand(&arguments, &train_args::train_command()) {
+        Ok(expanded) => expanded,
+        Err(e) => return end(Err(usage(e))),
+    };
+    let matches = match Cli::command().try_get_matches_from(arguments) {
         Ok(matches) => matches,
         Err(e) => {
             // Help and version are no errors; writing them may fail where nobody reads.
@@ -61,16 +68,27 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let given = matches.subcommand().map(|(_, m)| args::given(m)).unwrap_or_default();
     let result = match cli.command {
         Command::Devices(args) => devices::run(&args),
         #[cfg(feature = "hub")]
         Command::Fetch(args) => fetch::run(args),
-        Command::Train(args) => train::run(*args, &given),
+        Command::Train(args) => {
+            let own = matches.subcommand_matches("train").unwrap_or(&matches);
+            train::run(*args, own, cluster)
+        }
         Command::Eval(args) => eval::run(*args),
         Command::Compare(args) => compare::run(&args),
+        Command::Completions(args) => {
+            completions(args.shell);
+            Ok(())
+        }
         Command::Generate(args) => generate::run(args),
     };
+    end(result)
+}
+
+/// Says what went wrong, and gives the exit code.
+fn end(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) if console::lost() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
@@ -84,4 +102,11 @@ pub fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// Prints the script that completes commands and options in a shell.
+fn completions(shell: clap_complete::Shell) {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "zofo", &mut script);
+    console::print(&String::from_utf8_lossy(&script));
 }

@@ -10,7 +10,7 @@ use zofo_hal::{Error, ErrorKind, Result};
 use zofo_ops::{
     config::ModelConfig,
     files::{GgufModel, ModelFiles, Tokenizer, read_adapter},
-    llama::{WeightSource, WeightTypes},
+    llama::{ParamName, WeightSource, WeightTypes},
     lora::HostAdapter,
 };
 
@@ -131,6 +131,27 @@ impl Model {
             false => format!("{} x {} converted to {}", t.parameters, t.stored, t.held),
         });
         format!("{}: {}; {:.1} MB", self.source.origin(), each.collect::<Vec<_>>().join(", "), bytes as f64 / 1e6)
+    }
+
+    /// Whether every parameter is a number: for who meets a result that is none.
+    ///
+    /// # Errors
+    /// `Format` naming the first tensor with a value that is infinite or not a number; those of reading.
+    pub fn check_finite(&self) -> Result<()> {
+        for name in ParamName::all(self.config()) {
+            let tensor = self.source.require(name)?;
+            let (cols, values) = (tensor.cols.max(1), tensor.to_f32()?);
+            if let Some(i) = values.iter().position(|v| !v.is_finite()) {
+                return Err(Error::format(format!(
+                    "{}: tensor `{name}` has the value {} in row {}, column {}; the file is damaged, or was converted into too small a type",
+                    self.name,
+                    values[i],
+                    i / cols,
+                    i % cols
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Its tokenizer.

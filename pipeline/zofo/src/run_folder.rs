@@ -15,7 +15,7 @@
 //! Files are replaced whole or, where they grow by lines, cut back to the last checkpoint when a run goes on.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
 };
@@ -36,6 +36,8 @@ pub struct RunFolder {
 const RECORD: &str = "run.json";
 const METRICS: &str = "metrics.jsonl";
 const JOURNAL: &str = "journal.txt";
+/// Locked while a process trains in the folder.
+const LOCK: &str = ".lock";
 const SUMMARY: &str = "summary.json";
 const LARGEST_JSON: u64 = 16 << 20;
 
@@ -200,38 +202,83 @@ impl RunFolder {
         Ok(self.checkpoint())
     }
 
-    /// Opens the files that grow, cut back to the first `steps` steps.
-    pub(crate) fn logs(&self, steps: u32) -> Result<Logs> {
-        let metrics_step = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64()?.checked_sub(1);
-        let journal_step = |line: &str| Entry::parse(line).ok().map(|e| u64::from(e.step));
-        let (metrics, kept) = self.grow(METRICS, steps, &metrics_step)?;
-        let (journal, _) = self.grow(JOURNAL, steps, &journal_step)?;
-        let losses = kept.iter().filter_map(|l| serde_json::from_str::<Metrics>(l).ok()).collect();
-        Ok(Logs { metrics, journal, earlier: losses })
+    /// Keeps the folder to this process for as long as the result lives.
+    ///
+    /// # Errors
+    /// `Io` where another process has it.
+    pub(crate) fn lock(&self) -> Result<RunLock> {
+        let path = self.path.join(LOCK);
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| Error::io(&path, e))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(Error::new(
+                ErrorKind::Io,
+                format!("{}: another process is training in this folder; let it end, or stop it, and try again", self.path.display()),
+            )),
+            // Some network file systems have no locks; a run is not refused for that.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(RunLock { _file: file }),
+        }
     }
 
-    fn grow(&self, name: &str, steps: u32, step_of: &dyn Fn(&str) -> Option<u64>) -> Result<(LogFile, Vec<String>)> {
+    /// Opens the files that grow, cut back to the first `steps` steps; `journals` says that each step has a line in the journal.
+    pub(crate) fn logs(&self, steps: u32, journals: bool) -> Result<Logs> {
+        let metrics_step = |line: &str| serde_json::from_str::<Metrics>(line).ok()?.step.checked_sub(1);
+        let journal_step = |line: &str| Some(Entry::parse(line).ok()?.step);
+        let (metrics, kept, metrics_note) = self.grow(METRICS, steps, true, &metrics_step)?;
+        let (journal, _, journal_note) = self.grow(JOURNAL, steps, journals, &journal_step)?;
+        let losses = kept.iter().filter_map(|l| serde_json::from_str::<Metrics>(l).ok()).collect();
+        Ok(Logs { metrics, journal, earlier: losses, notes: metrics_note.into_iter().chain(journal_note).collect() })
+    }
+
+    /// Lines of the first `steps` steps stay, as far as they are whole. Where each step should have one (`all`) and some have none, the file is kept
+    /// under another name and a note says so.
+    fn grow(
+        &self,
+        name: &str,
+        steps: u32,
+        all: bool,
+        step_of: &dyn Fn(&str) -> Option<u32>,
+    ) -> Result<(LogFile, Vec<String>, Option<String>)> {
         let path = self.path.join(name);
         let mut kept = Vec::new();
-        match File::open(&path) {
-            Ok(file) => {
-                for line in BufReader::new(file).lines() {
-                    let line = line.map_err(|e| Error::io(&path, e))?;
-                    // A line that a crash cut short belongs to a step that is done again.
-                    match step_of(&line) {
-                        Some(step) if step < u64::from(steps) => kept.push(line),
-                        _ => break,
-                    }
-                }
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        let file = match File::open(&path) {
+            Ok(file) => Some(file),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => return Err(Error::io(&path, e)),
+        };
+        for line in file.iter().flat_map(|f| BufReader::new(f).lines()) {
+            let line = match line {
+                // Bytes that are no text are damage as any other.
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => break,
+                line => line.map_err(|e| Error::io(&path, e))?,
+            };
+            // A line that a crash cut short belongs to a step that is done again.
+            match step_of(&line) {
+                Some(step) if step < steps && (!all || step as usize == kept.len()) => kept.push(line),
+                _ => break,
+            }
         }
+        let missing = all && kept.len() < steps as usize;
+        let note = missing.then(|| {
+            let aside = format!("{name}.damaged");
+            let kept_aside = file.is_some() && fs::copy(&path, self.path.join(&aside)).is_ok();
+            let kept_as = if kept_aside { format!(" (kept as {aside})") } else { String::new() };
+            format!(
+                "{}: {} of the {steps} steps before the checkpoint are recorded{kept_as}; the run goes on from the checkpoint, with these steps \
+                 missing from the record",
+                path.display(),
+                kept.len(),
+            )
+        });
         let text: String = kept.iter().flat_map(|l| [l.as_str(), "\n"]).collect();
         write_atomic(&path, text.as_bytes())?;
         let file = OpenOptions::new().append(true).open(&path).map_err(|e| Error::io(&path, e))?;
-        Ok((LogFile { file, path }, kept))
+        Ok((LogFile { file, path }, kept, note))
     }
+}
+
+/// A run folder that no other process trains in.
+pub(crate) struct RunLock {
+    _file: File,
 }
 
 /// A line of `metrics.jsonl`.
@@ -271,6 +318,8 @@ pub(crate) struct Logs {
     journal: LogFile,
     /// The steps that were there.
     pub earlier: Vec<Metrics>,
+    /// What a user should know of them.
+    pub notes: Vec<String>,
 }
 
 impl Logs {
@@ -388,15 +437,59 @@ mod tests {
     fn logs_are_cut_back_to_the_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let folder = RunFolder::create(dir.path()).unwrap();
-        let mut logs = folder.logs(0).unwrap();
-        (1..6).for_each(|s| logs.step(&metrics(s), &[]).unwrap());
+        let mut logs = folder.logs(0, true).unwrap();
+        (1..6).for_each(|s| logs.step(&metrics(s), &[entry(s - 1)]).unwrap());
         logs.sync().unwrap();
         let path = dir.path().join(METRICS);
         let whole = fs::read_to_string(&path).unwrap();
         fs::write(&path, format!("{whole}{{\"step\":6,\"lo")).unwrap();
-        let mut logs = folder.logs(3).unwrap();
+        assert_eq!(RunFolder::losses(dir.path()).unwrap().last(), Some(&(5, 1.0 / 3.0)));
+        let mut logs = folder.logs(3, true).unwrap();
         assert_eq!(logs.earlier, [metrics(1), metrics(2), metrics(3)]);
+        assert!(logs.notes.is_empty());
         (4..6).for_each(|s| logs.step(&metrics(s), &[]).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+    }
+
+    fn entry(step: u32) -> Entry {
+        Entry::new(step, 1e-3, vec![0, 1], vec![0.5, -0.5])
+    }
+
+    #[test]
+    fn missing_and_damaged_logs_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(dir.path()).unwrap();
+        let mut logs = folder.logs(0, true).unwrap();
+        (1..6).for_each(|s| logs.step(&metrics(s), &[entry(s - 1)]).unwrap());
+        let path = dir.path().join(JOURNAL);
+        let whole = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = whole.lines().collect();
+        for (text, recorded) in [
+            (String::new(), 0),
+            ([lines[0], "step one", lines[2], lines[3], ""].join("\n"), 1),
+            ([lines[0], lines[1], lines[3], ""].join("\n"), 2),
+        ] {
+            fs::write(&path, &text).unwrap();
+            let notes = folder.logs(4, true).unwrap().notes;
+            assert!(
+                matches!(&notes[..], [n] if n.contains(&format!("{recorded} of the 4 steps")) && n.contains("journal.txt.damaged")),
+                "{notes:?}"
+            );
+            assert_eq!(fs::read_to_string(dir.path().join("journal.txt.damaged")).unwrap(), text);
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(folder.logs(4, true).unwrap().notes[0].contains("0 of the 4 steps"));
+        fs::remove_file(&path).unwrap();
+        assert!(folder.logs(4, false).unwrap().notes.is_empty(), "guided steps have no entries");
+    }
+
+    #[test]
+    fn one_process_trains_in_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(dir.path()).unwrap();
+        let lock = folder.lock().unwrap();
+        assert!(folder.lock().is_err_and(|e| e.message().contains("another process is training in this folder")));
+        drop(lock);
+        folder.lock().unwrap();
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     events::Listener,
     model::Model,
     options::TrainOptions,
-    run_folder::RunFolder,
+    run_folder::{RunFolder, RunLock},
     summary::Summary,
 };
 
@@ -43,6 +43,8 @@ pub struct Trainer {
     max_length: usize,
     record: Record,
     out: Out,
+    /// Held until the run ends.
+    _lock: Option<RunLock>,
     on_event: Listener,
     cancel: CancelToken,
 }

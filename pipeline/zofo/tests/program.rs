@@ -3,6 +3,8 @@
 
 #[path = "program/bad_input.rs"]
 mod bad_input;
+#[path = "program/config.rs"]
+mod config;
 #[path = "program/commands.rs"]
 mod commands;
 #[path = "program/interrupt.rs"]

@@ -3,15 +3,18 @@
 use std::{convert::Infallible, path::PathBuf};
 
 use clap::{ArgMatches, Args, Parser, Subcommand, parser::ValueSource};
-use zofo::{TrainOptions, estimator::EstimatorName, options::OptimiserName, order::ScheduleName};
+use zofo::TrainOptions;
 
-use super::data_args::{DataArgs, EvalDataArgs, unescaped};
+use super::{
+    data_args::{DataArgs, unescaped},
+    train_args::{TRAIN_EXAMPLES, TrainArgs},
+};
 
 /// Fine-tune LLaMA-family models with LoRA over mixed edge accelerators.
 ///
 /// Devices that can backpropagate train first-order, devices that can only run forward train zeroth-order, in one pipeline.
 #[derive(Parser)]
-#[command(name = "zofo", version, max_term_width = 100)]
+#[command(name = "zofo", version, max_term_width = 80)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -20,6 +23,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// What this host has, and what each device supports
+    #[command(after_help = DEVICES_EXAMPLES)]
     Devices(DevicesArgs),
     /// Bring a model or a data set into the cache
     #[cfg(feature = "hub")]
@@ -34,72 +38,47 @@ pub enum Command {
     /// Compare runs on the same examples: scores, differences, intervals
     #[command(after_help = COMPARE_EXAMPLES, args_override_self = true)]
     Compare(CompareArgs),
-    /// Continue a prompt
+    /// Continue a prompt, or reply to a message
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(GenerateArgs),
+    /// Print a script that completes commands and options in a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
 }
 
-pub const TRAIN_EXAMPLE: &str = "zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
-                                 --template '{content}\\nTopic:' --label-column label --classes 1=World,2=Sports,3=Business,4=Sci/Tech";
+const DEVICES_EXAMPLES: &str = "Examples:
+  zofo devices
+  zofo devices --json";
 
-const TRAIN_EXAMPLES: &str = r#"Losses are per label token: the mean of -ln p over the tokens that are to be predicted.
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  zofo completions bash > ~/.local/share/bash-completion/completions/zofo
+  zofo completions zsh > ~/.zfunc/_zofo      (with ~/.zfunc in $fpath)
+  zofo completions fish > ~/.config/fish/completions/zofo.fish
+  zofo completions powershell >> $PROFILE";
 
-Examples:
-  Classify news, over two forward-only and two backpropagating virtual devices:
-    zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
-      --template '{content}\nTopic:' --label-column label \
-      --classes 1=World,2=Sports,3=Business,4=Sci/Tech --steps 200
-
-  The same, scored on another file with other columns:
-    zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
-      --template '{content}\nTopic:' --label-column label \
-      --classes 1=World,2=Sports,3=Business,4=Sci/Tech --steps 200 \
-      --eval-data ../shared/data/ag_news/test.csv --eval-template '{description}\nTopic:' \
-      --eval-label-column class
-
-  Language modelling on plain text:
-    zofo train --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
-      --text-column content
-
-  Devices of your own: write cluster.toml, in pipeline order, and add --cluster cluster.toml
-    [[device]]
-    name = "npu0"        # any name, unique
-    kind = "bp-free"     # runs forward only; in front of those that backpropagate
-    backend = "cpu"      # or "cpu:0"; several devices may share one [default: "cpu"]
-    compute = "f32"      # activations: "f32", "bf16" or "f16" [default: --compute]
-    layers = 2           # all devices say it or none [default: an even split]
-
-    [[device]]
-    name = "gpu0"
-    kind = "bp"          # can backpropagate; the last device must
-    backend = "cpu"
-    threads = 2          # of a CPU device [default: --threads]
-    memory = "4GiB"      # refuse a model that does not fit [default: not checked]
-    layers = 3
-
-  Go on after Ctrl-C:
-    zofo train --resume runs/1"#;
-
-const EVAL_EXAMPLES: &str = r"The loss is per label token: the mean of -ln p over the tokens that are to be predicted.
+const EVAL_EXAMPLES: &str = r"The loss is per label token: the mean of -ln p over the tokens that are to be
+predicted.
 
 Examples:
-  zofo eval --model ../shared/models/stories260K/hf --adapter runs/1/adapter \
-    --data ../shared/data/ag_news/train.csv --template '{content}\nTopic:' --label-column label \
-    --classes 1=World,2=Sports,3=Business,4=Sci/Tech --limit 200
-  zofo eval --model ../shared/models/stories260K/hf --data ../shared/data/ag_news/train.csv \
-    --text-column content --limit 200 --json";
+  zofo eval --model ../shared/models/stories260K/hf --adapter runs/1 \
+    --data ../shared/data/ag_news/train.csv --template '{content}\nTopic:' \
+    --label-column label --classes 1=World,2=Sports,3=Business,4=Sci/Tech
+  zofo eval --model ../shared/models/stories260K/hf \
+    --data ../shared/data/ag_news/train.csv --text-column content --json";
 
 const GENERATE_EXAMPLES: &str = r"Examples:
-  zofo generate --model ../shared/models/stories260K/hf --prompt 'Once upon a time' --max-tokens 100
-  zofo generate --model ../shared/models/stories260K/hf --adapter runs/1/adapter \
+  zofo generate --model ../shared/models/stories260K/hf \
+    --prompt 'Once upon a time' --max-tokens 100
+  zofo generate --model ../shared/models/stories260K/hf --adapter runs/1 \
     --prompt 'The match ended in a draw.\nTopic:' --temperature 0.8 --seed 7
 
   A message to a model that was trained for conversations:
     zofo generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat \
       --prompt 'What is 2+2?' --system 'Answer in one word.'";
 
-const COMPARE_EXAMPLES: &str = r"Intervals hold 95 % of 10000 bootstrap draws of the examples, the same draws for all runs; they
-show what other test examples would have given, not what other seeds would.
+const COMPARE_EXAMPLES: &str = r"Intervals hold 95 % of 10000 bootstrap draws of the examples, the same draws for
+all runs: they show what other test examples would have given, not what other
+seeds would.
 
 Examples:
   zofo compare runs/1 runs/2 --svg curves.svg
@@ -123,6 +102,12 @@ pub struct DevicesArgs {
 }
 
 #[derive(Args)]
+pub struct CompletionsArgs {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Args)]
 pub struct CompareArgs {
     /// Run folders, or files of predictions; NAME=PATH calls one NAME
     #[arg(value_name = "RUN", required_unless_present = "gap")]
@@ -141,160 +126,17 @@ pub struct CompareArgs {
     pub json: bool,
 }
 
-fn defaults() -> TrainOptions {
+pub fn defaults() -> TrainOptions {
     TrainOptions::default()
 }
 
-fn by_name<T: Copy>(table: &[(&'static str, T)], name: &str) -> Result<T, String> {
+pub fn by_name<T: Copy>(table: &[(&'static str, T)], name: &str) -> Result<T, String> {
     let known = || table.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ");
     table.iter().find(|(n, _)| *n == name).map(|(_, v)| *v).ok_or_else(|| format!("there are: {}", known()))
 }
 
 fn prompt(text: &str) -> Result<String, Infallible> {
     Ok(unescaped(text))
-}
-
-fn optimiser(name: &str) -> Result<OptimiserName, String> {
-    by_name(&OptimiserName::ALL, name)
-}
-
-fn estimator(name: &str) -> Result<EstimatorName, String> {
-    by_name(&EstimatorName::ALL, name)
-}
-
-fn schedule(name: &str) -> Result<ScheduleName, String> {
-    by_name(&ScheduleName::ALL, name)
-}
-
-#[derive(Args)]
-pub struct TrainArgs {
-    /// Base model: a GGUF file, a folder in Hugging Face layout, or the name of one that `zofo fetch` brought
-    #[arg(long, value_name = "M")]
-    pub model: Option<PathBuf>,
-    #[command(flatten)]
-    pub data: DataArgs,
-    #[command(flatten)]
-    pub eval_data: EvalDataArgs,
-    /// Cluster file [default: 2 forward-only and 2 backpropagating virtual devices over the CPU]
-    #[arg(long, value_name = "C.toml", help_heading = "Pipeline")]
-    pub cluster: Option<PathBuf>,
-    /// Order of work: single, gpipe, hybridop-head [default: by the cluster]
-    #[arg(long, value_name = "NAME", value_parser = schedule, help_heading = "Pipeline")]
-    pub schedule: Option<ScheduleName>,
-    /// Threads of CPU devices [default: the physical cores]
-    #[arg(long, value_name = "N", help_heading = "Pipeline")]
-    pub threads: Option<usize>,
-    /// Type of activations: f32, bf16, f16
-    #[arg(long, value_name = "TYPE", default_value_t = defaults().compute, help_heading = "Pipeline")]
-    pub compute: String,
-    /// Optimiser steps
-    #[arg(long, value_name = "N", default_value_t = defaults().steps, help_heading = "Training")]
-    pub steps: u32,
-    /// Sequences per step
-    #[arg(long, value_name = "B", default_value_t = defaults().batch, help_heading = "Training")]
-    pub batch: usize,
-    /// Micro-batches per step
-    #[arg(long, value_name = "M", default_value_t = defaults().micro_batches, help_heading = "Training")]
-    pub micro_batches: u32,
-    /// LoRA rank
-    #[arg(long, value_name = "R", default_value_t = defaults().rank, help_heading = "Training")]
-    pub rank: usize,
-    /// LoRA alpha [default: twice the rank]
-    #[arg(long, value_name = "A", allow_negative_numbers = true, help_heading = "Training")]
-    pub alpha: Option<f32>,
-    /// Adapted projections out of q,k,v,o,gate,up,down, or all [default: q,v; o,down for guided]
-    #[arg(long, value_name = "q,v,...", help_heading = "Training")]
-    pub targets: Option<String>,
-    /// Seed of everything random
-    #[arg(long, value_name = "S", default_value_t = defaults().seed, help_heading = "Training")]
-    pub seed: u64,
-    /// Learning rate of stages that backpropagate (AdamW)
-    #[arg(long, value_name = "LR", allow_negative_numbers = true, default_value_t = defaults().lr, help_heading = "Training")]
-    pub lr: f64,
-    /// Largest norm of the exact gradient, 0 for any
-    #[arg(long, value_name = "NORM", allow_negative_numbers = true, default_value_t = defaults().clip, help_heading = "Training")]
-    pub clip: f64,
-    /// Steps over which the learning rates rise from 0
-    #[arg(long, value_name = "N", default_value_t = defaults().warmup, help_heading = "Training")]
-    pub warmup: u32,
-    /// Let the learning rates fall to 0 at the last step, in a line
-    #[arg(long, help_heading = "Training")]
-    pub decay: bool,
-    /// Tokens of a sequence at most [default: 256, or the model's context]
-    #[arg(long, value_name = "N", help_heading = "Training")]
-    pub max_length: Option<usize>,
-    /// Refuse texts that are too long instead of cutting them
-    #[arg(long, help_heading = "Training")]
-    pub no_truncate: bool,
-    /// Gradients of stages that cannot backpropagate: cut-tangent, guided, cut-difference, loss-difference, early-exit, oracle
-    #[arg(long, value_name = "NAME", value_parser = estimator, default_value = defaults().estimator.name(), help_heading = "Zeroth-order stages")]
-    pub estimator: EstimatorName,
-    /// Random directions per micro-batch
-    #[arg(long, value_name = "Q", default_value_t = defaults().directions, help_heading = "Zeroth-order stages")]
-    pub directions: u32,
-    /// Their learning rate [default: that of the others for guided, else a fifth of it]
-    #[arg(long, value_name = "LR", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
-    pub zo_lr: Option<f64>,
-    /// Their optimiser: adamw, sgd
-    #[arg(long, value_name = "NAME", value_parser = optimiser, default_value = "adamw", help_heading = "Zeroth-order stages")]
-    pub zo_optimizer: OptimiserName,
-    /// Step of the difference estimators [default: the measured one]
-    #[arg(long, value_name = "E", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
-    pub eps: Option<f32>,
-    /// Take differences to both sides
-    #[arg(long, help_heading = "Zeroth-order stages")]
-    pub two_sided: bool,
-    /// Pull slopes in that are more than so many deviations from the median
-    #[arg(long, value_name = "D", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
-    pub winsorise: Option<f64>,
-    /// Leave these stages untrained
-    #[arg(long, help_heading = "Zeroth-order stages")]
-    pub freeze_head: bool,
-    /// Run folder [default: runs/N]
-    #[arg(long, value_name = "RUN", help_heading = "Results")]
-    pub out: Option<PathBuf>,
-    /// Steps between checkpoints; 0 saves at the end alone
-    #[arg(long, value_name = "N", default_value_t = defaults().checkpoint_every, help_heading = "Results")]
-    pub checkpoint_every: u32,
-    /// Continue a run from its checkpoint, with the settings it was started with; --steps may be raised
-    #[arg(long, value_name = "RUN", help_heading = "Results")]
-    pub resume: Option<PathBuf>,
-    /// Print one JSON object, the summary
-    #[arg(long, help_heading = "Results")]
-    pub json: bool,
-}
-
-impl TrainArgs {
-    pub fn options(&self) -> TrainOptions {
-        let mut o = TrainOptions::default();
-        o.steps = self.steps;
-        o.batch = self.batch;
-        o.micro_batches = self.micro_batches;
-        o.estimator = self.estimator;
-        o.directions = self.directions;
-        o.rank = self.rank;
-        o.alpha = self.alpha;
-        o.targets = self.targets.clone();
-        o.seed = self.seed;
-        o.lr = self.lr;
-        o.zo_lr = self.zo_lr;
-        o.zo_optimiser = self.zo_optimizer;
-        o.warmup = self.warmup;
-        o.decay = self.decay;
-        o.clip = self.clip;
-        o.winsorise = self.winsorise;
-        o.eps = self.eps;
-        o.two_sided = self.two_sided;
-        o.schedule = self.schedule;
-        o.freeze_head = self.freeze_head;
-        o.threads = self.threads;
-        o.compute = self.compute.clone();
-        o.max_length = self.max_length;
-        o.truncate = !self.no_truncate;
-        o.eval_samples = self.eval_data.eval_samples;
-        o.checkpoint_every = self.checkpoint_every;
-        o
-    }
 }
 
 /// Where a model runs as a whole.
@@ -384,18 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_of_the_help_is_one() {
-        let (_, rest) = TRAIN_EXAMPLES.split_once("[[device]]").unwrap();
-        let (text, _) = rest.split_once("  Go on").unwrap();
-        let cluster = zofo::cluster::Cluster::parse(&format!("[[device]]{text}")).unwrap();
-        // As many layers as the model of the examples has.
-        assert_eq!(cluster.split(5).unwrap(), [2, 3]);
-    }
-
-    #[test]
-    fn defaults_are_those_of_the_library() {
-        let cli = Cli::try_parse_from(["zofo", "train"]).unwrap();
-        let Command::Train(args) = cli.command else { panic!("not train") };
-        assert_eq!(args.options(), TrainOptions::default());
+    fn help_fits_the_terminal_and_has_examples() {
+        for text in [TRAIN_EXAMPLES, EVAL_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES, COMPLETIONS_EXAMPLES] {
+            assert!(text.lines().all(|l| l.chars().count() <= 80), "a command that is wrapped cannot be copied: {text}");
+        }
+        let mut command = Cli::command().term_width(80);
+        command.build();
+        for sub in command.get_subcommands_mut().filter(|s| s.get_name() != "help") {
+            let help = sub.render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{} has no examples", sub.get_name());
+            for line in help.lines() {
+                assert!(line.chars().count() <= 80, "{}: {line}", sub.get_name());
+            }
+        }
     }
 }

@@ -91,11 +91,6 @@ fn draw(runs: &[Named], path: &Path) -> Result<(), Failure> {
     Ok(Chart::losses("Training loss", curves).save(path)?)
 }
 
-/// Three numbers of a row, each with its interval.
-fn cells(scores: &Scores, show: fn(&Interval) -> String) -> [Option<String>; 3] {
-    [scores.f1.as_ref().map(show), scores.accuracy.as_ref().map(show), Some(show(&scores.loss))]
-}
-
 fn plain(i: &Interval) -> String {
     format!("{:.3} [{:.3} {:.3}]", i.value, i.low, i.high)
 }
@@ -104,49 +99,53 @@ fn signed(i: &Interval) -> String {
     format!("{:+.3} [{:+.3} {:+.3}]", i.value, i.low, i.high)
 }
 
+/// A name and its numbers, which may be none.
+type Row<'a> = (&'a str, Vec<Option<String>>);
+
 fn report(c: &Comparison) {
     let counted = console::count(c.examples as u64, "example");
-    console::line(format!("{counted}; [95 % intervals] from {} paired bootstrap draws; loss per label token", c.resamples));
-    let scores = c.runs.iter().map(|r| (r.name.as_str(), cells(&r.scores, plain)));
-    section("", ["macro-F1", "accuracy", "loss"], scores.collect());
+    console::line(format!("{counted}, loss per label token; [95 % intervals] of {} paired draws", c.resamples));
+    let scores = |s: &Scores| vec![s.f1.as_ref().map(plain), s.accuracy.as_ref().map(plain), Some(plain(&s.loss))];
+    section("", &["macro-F1", "accuracy", "loss"], c.runs.iter().map(|r| (r.name.as_str(), scores(&r.scores))).collect());
+    // Of accuracy there is no room for a difference; JSON has it.
+    let difference = |s: &Scores| vec![s.f1.as_ref().map(signed), Some(signed(&s.loss))];
     if let Some(baseline) = &c.baseline {
-        let rows = c.runs.iter().filter_map(|r| Some((r.name.as_str(), cells(r.difference.as_ref()?, signed))));
-        section(&format!("less {baseline}"), ["macro-F1", "accuracy", "loss"], rows.collect());
+        let rows = c.runs.iter().filter_map(|r| Some((r.name.as_str(), difference(r.difference.as_ref()?))));
+        section(&format!("less {baseline}:"), &["macro-F1", "loss"], rows.collect());
     }
     let Some(gap) = &c.gap else { return };
     let share = |i: Option<Interval>| i.map_or_else(|| "undefined".into(), |i| plain(&i));
     let shares = c.runs.iter().filter_map(|r| Some((r.name.as_str(), r.gap_share?)));
     // Text has no classes, so no share of their score either.
-    let rows = shares.map(|(name, s)| (name, [gap.difference.f1.map(|_| share(s.f1)), Some(share(s.loss)), None])).collect();
-    section(&format!("share of the gap from {} to {}", gap.frozen, gap.full), ["of macro-F1", "of loss", ""], rows);
-    let closed = |i: Option<Interval>| i.is_some_and(|i| i.contains_zero());
-    if closed(gap.difference.f1) || closed(Some(gap.difference.loss)) {
-        let f1 = gap.difference.f1.map_or_else(String::new, |i| format!("macro-F1 {}, ", signed(&i)));
-        console::line(format!("undefined: the gap itself may be none ({f1}loss {})", signed(&gap.difference.loss)));
+    let mut rows: Vec<Row> = shares.map(|(name, s)| (name, vec![gap.difference.f1.map(|_| share(s.f1)), Some(share(s.loss))])).collect();
+    rows.push(("(the gap)", difference(&gap.difference)));
+    section(&format!("share of the gap from {} to {}:", gap.frozen, gap.full), &["of macro-F1", "of loss"], rows);
+    if gap.difference.f1.is_some_and(|i| i.contains_zero()) || gap.difference.loss.contains_zero() {
+        console::line("undefined: the interval of the gap contains 0, so there may be none");
     }
 }
 
-/// A table with a title; names that leave no room for the numbers stand on lines of their own.
-fn section(title: &str, heads: [&str; 3], rows: Vec<(&str, [Option<String>; 3])>) {
+/// A table below a title; names that leave no room for the numbers stand on lines of their own.
+fn section(title: &str, heads: &[&str], rows: Vec<Row>) {
     if rows.is_empty() {
         return;
     }
-    let used: Vec<usize> = (0..3).filter(|i| rows.iter().any(|(_, cells)| cells[*i].is_some())).collect();
-    let numbers = |cells: &[Option<String>; 3]| used.iter().map(|i| cells[*i].clone().unwrap_or_else(|| "-".into())).collect::<Vec<_>>();
-    let head = || used.iter().map(|i| heads[*i].to_owned()).collect::<Vec<_>>();
-    let table = |rows: Vec<(String, Vec<String>)>| {
-        console::table(&rows.into_iter().map(|(name, cells)| [vec![name], cells].concat()).collect::<Vec<_>>())
+    let used: Vec<usize> = (0..heads.len()).filter(|i| rows.iter().any(|(_, cells)| cells[*i].is_some())).collect();
+    let head = || used.iter().map(|i| heads[*i].to_owned());
+    let line = |name: &str, cells: &[Option<String>]| {
+        std::iter::once(name.to_owned()).chain(used.iter().map(|i| cells[*i].clone().unwrap_or_else(|| "-".into()))).collect::<Vec<_>>()
     };
-    let mut text =
-        table(std::iter::once((title.to_owned(), head())).chain(rows.iter().map(|(n, c)| ((*n).to_owned(), numbers(c)))).collect());
+    let table = |names: bool| {
+        let first = std::iter::once(std::iter::once(String::new()).chain(head()).collect());
+        console::table(&first.chain(rows.iter().map(|(name, cells)| line(if names { name } else { "" }, cells))).collect::<Vec<_>>())
+    };
+    let mut text = table(true);
     if text.lines().any(|l| l.chars().count() > console::WIDTH) {
-        let below = table(std::iter::once((" ".into(), head())).chain(rows.iter().map(|(_, c)| (" ".into(), numbers(c)))).collect());
-        let mut lines = below.lines();
-        text = format!("{title}{}", if title.is_empty() { "" } else { "\n" });
-        text.push_str(&lines.next().map_or_else(String::new, |l| format!("{l}\n")));
-        for ((name, _), line) in rows.iter().zip(lines) {
-            text.push_str(&format!("{name}\n{line}\n"));
-        }
+        let numbers = table(false);
+        let mut lines = numbers.lines();
+        text = lines.next().map_or_else(String::new, |l| format!("{l}\n"));
+        rows.iter().zip(lines).for_each(|((name, _), line)| text.push_str(&format!("{name}\n{line}\n")));
     }
-    console::print(&format!("\n{text}"));
+    let title = if title.is_empty() { String::new() } else { format!("{title}\n") };
+    console::print(&format!("\n{title}{text}"));
 }

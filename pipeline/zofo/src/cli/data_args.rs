@@ -178,6 +178,8 @@ impl EvalDataArgs {
         };
         spec.format = self.eval_format.or(spec.format);
         spec.limit = None;
+        // The sample stays what it is when a run is done again with another seed.
+        spec.seed = 0;
         spec.text_column = self.eval_text_column.clone().or(spec.text_column);
         spec.template = self.eval_template.clone().or(spec.template);
         spec.label_column = self.eval_label_column.clone().or(spec.label_column);

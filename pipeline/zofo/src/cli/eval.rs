@@ -41,6 +41,9 @@ pub fn run(args: EvalArgs) -> Result<(), Failure> {
     if let (Ok(scores), Some(path)) = (&scores, &args.predictions) {
         scores.write_predictions(path)?;
     }
+    if scores.as_ref().is_ok_and(|s| !s.loss.is_finite()) {
+        model.check_finite()?;
+    }
     match scores {
         Ok(scores) if args.json => {
             console::json(&scores);

@@ -1,7 +1,6 @@
 //! `zofo train`
 
 use std::{
-    fs,
     path::Path,
     sync::{
         Arc,
@@ -9,25 +8,35 @@ use std::{
     },
 };
 
+use clap::ArgMatches;
 use zofo::{CancelToken, Error, Run, Trainer, TrainerBuilder, cluster::Cluster, data::Format, run_folder::RunFolder};
 
 use super::{
     Failure,
-    args::{TRAIN_EXAMPLE, TrainArgs},
-    cache, console,
+    args::given,
+    cache, config, console,
     data_args::escaped,
     interrupt,
     progress::{Progress, by_class},
+    train_args::{TRAIN_EXAMPLE, TrainArgs, train_command},
     usage,
 };
 
 /// Runs of fewer steps have no beginning and end to compare.
 const SHORT: u32 = 4;
 
-pub fn run(args: TrainArgs, given: &[String]) -> Result<(), Failure> {
+/// `devices` are those of a configuration file.
+pub fn run(args: TrainArgs, matches: &ArgMatches, devices: Option<Cluster>) -> Result<(), Failure> {
     let builder = match &args.resume {
-        Some(folder) => resume(&args, folder, given)?,
-        None => start(&args)?,
+        Some(folder) => resume(&args, folder, &given(matches))?,
+        None => {
+            let cluster = cluster(&args, devices)?;
+            if args.print_config {
+                console::print(&config::print(matches, &train_command(), cluster.as_ref()));
+                return Ok(());
+            }
+            start(&args, cluster)?
+        }
     };
     let token = CancelToken::new();
     let evaluating = Arc::new(AtomicBool::new(false));
@@ -50,18 +59,14 @@ pub fn run(args: TrainArgs, given: &[String]) -> Result<(), Failure> {
     report(&args, &run, &again)
 }
 
-/// Largest cluster file read; a thousand devices take a tenth of it.
-const MAX_CLUSTER_BYTES: u64 = 1 << 20;
-
-fn read_cluster(path: &Path) -> Result<String, Failure> {
-    let meta = fs::metadata(path).map_err(|e| Error::io(path, e))?;
-    if !meta.is_file() || meta.len() > MAX_CLUSTER_BYTES {
-        return Err(Failure::Usage(Error::invalid(format!("{}: a cluster file is a plain file of at most 1 MiB", path.display()))));
-    }
-    Ok(fs::read_to_string(path).map_err(|e| Error::io(path, e))?)
+/// The devices, where they are named; the command line has the last word.
+fn cluster(args: &TrainArgs, devices: Option<Cluster>) -> Result<Option<Cluster>, Failure> {
+    let Some(path) = &args.cluster else { return Ok(devices) };
+    let text = config::read(path, "cluster").map_err(usage)?;
+    Ok(Some(Cluster::parse(&text).map_err(|e| Failure::Usage(config::malformed(path, &e)))?))
 }
 
-fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
+fn start(args: &TrainArgs, cluster: Option<Cluster>) -> Result<TrainerBuilder, Failure> {
     let missing = |what: &str| {
         Failure::Usage(Error::invalid(format!(
             "{what}; none comes with the program yet, so give both a model and data, for example\n  {TRAIN_EXAMPLE}"
@@ -74,9 +79,8 @@ fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
         builder = builder.eval_data(eval);
     }
     builder = builder.data(data);
-    if let Some(path) = &args.cluster {
-        let text = read_cluster(path)?;
-        builder = builder.cluster(Cluster::parse(&text).map_err(|e| usage(e.context(path.display())))?);
+    if let Some(cluster) = cluster {
+        builder = builder.cluster(cluster);
     }
     Ok(match &args.out {
         Some(path) => builder.out(path),
@@ -85,6 +89,11 @@ fn start(args: &TrainArgs) -> Result<TrainerBuilder, Failure> {
 }
 
 fn resume(args: &TrainArgs, folder: &Path, given: &[String]) -> Result<TrainerBuilder, Failure> {
+    if args.config.is_some() {
+        return Err(Failure::Usage(Error::invalid(
+            "--config cannot be given with --resume: a run goes on with the settings it was started with",
+        )));
+    }
     const WITH_RESUME: [&str; 3] = ["resume", "steps", "json"];
     if let Some(other) = given.iter().find(|g| !WITH_RESUME.contains(&g.as_str()) && g.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
     {

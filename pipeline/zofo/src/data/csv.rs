@@ -1,7 +1,9 @@
 //! CSV rows with a header line.
 
+mod quotes;
+
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::HashSet,
     fs::File,
     io::{self, BufRead, BufReader, Read},
@@ -12,10 +14,12 @@ use csv::{ErrorKind, Reader, ReaderBuilder, StringRecord};
 use zofo_hal::{Error, Result};
 
 use super::MAX_ROW_BYTES;
+use quotes::Quotes;
 
 pub(super) struct CsvRows {
     reader: Reader<Bounded<BufReader<File>>>,
     allowance: Rc<Cell<usize>>,
+    quotes: Rc<RefCell<Quotes>>,
     header: Vec<String>,
     row: StringRecord,
     /// Added to line numbers. The reader ends a row at a carriage return, and so begins the next one on the line before.
@@ -26,6 +30,7 @@ pub(super) struct CsvRows {
 struct Bounded<R> {
     inner: R,
     allowance: Rc<Cell<usize>>,
+    quotes: Rc<RefCell<Quotes>>,
 }
 
 impl<R: Read> Read for Bounded<R> {
@@ -37,6 +42,7 @@ impl<R: Read> Read for Bounded<R> {
         let some = to.len().min(left);
         let n = self.inner.read(&mut to[..some])?;
         self.allowance.set(left - n);
+        self.quotes.borrow_mut().watch(&to[..n]);
         Ok(n)
     }
 }
@@ -47,7 +53,8 @@ impl CsvRows {
         let end_of_line = start.iter().position(|b| *b == b'\n');
         let offset = end_of_line.is_some_and(|i| i > 0 && start[i - 1] == b'\r').into();
         let allowance = Rc::new(Cell::new(MAX_ROW_BYTES));
-        let bounded = Bounded { inner: reader, allowance: allowance.clone() };
+        let quotes = Rc::new(RefCell::new(Quotes::new(delimiter)));
+        let bounded = Bounded { inner: reader, allowance: allowance.clone(), quotes: quotes.clone() };
         let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bounded);
         let header: Vec<String> = reader.headers().map_err(|e| error(&e, 1, 0))?.iter().map(|h| h.trim().to_owned()).collect();
         if header.is_empty() {
@@ -59,17 +66,32 @@ impl CsvRows {
                 return Err(Error::format(format!("line 1: two columns are called `{name}`; rename one")));
             }
         }
-        Ok(Self { reader, allowance, header, row: StringRecord::new(), offset })
+        let rows = Self { reader, allowance, quotes, header, row: StringRecord::new(), offset };
+        rows.check_quotes()?;
+        Ok(rows)
     }
 
     pub fn header(&self) -> &[String] {
         &self.header
     }
 
+    /// Refuses what was read so far where text follows a closing quote.
+    fn check_quotes(&self) -> Result<()> {
+        match self.quotes.borrow().before(self.reader.position().byte()) {
+            None => Ok(()),
+            Some(line) => {
+                Err(Error::format(format!("line {line}: text stands behind a closing quote; double the quotes that are part of a text")))
+            }
+        }
+    }
+
     pub fn next_row(&mut self) -> Result<Option<u64>> {
         self.allowance.set(MAX_ROW_BYTES);
         let before = self.reader.position().line();
-        let more = self.reader.read_record(&mut self.row).map_err(|e| error(&e, before, self.offset))?;
+        let more = self.reader.read_record(&mut self.row).map_err(|e| error(&e, before, self.offset));
+        // First, because such a quote also upsets the number of fields.
+        self.check_quotes()?;
+        let more = more?;
         Ok(more.then(|| self.row.position().map_or(before, |p| p.line()) + self.offset))
     }
 

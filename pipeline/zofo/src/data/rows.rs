@@ -8,7 +8,7 @@ use std::{
 
 use zofo_hal::{Error, Result};
 
-use super::{Format, MAX_FIELD_BYTES, csv::CsvRows, jsonl::JsonRows, multirc::MultiRc, nested::NestedRows, squad::Squad};
+use super::{Format, MAX_FIELD_BYTES, csv::CsvRows, jsonl::JsonRows, multirc::MultiRc, nested::{Groups, NestedRows}, squad::Squad};
 
 /// A column: where it is in a CSV row, what it is called in JSON.
 pub(super) struct Column {
@@ -25,18 +25,15 @@ pub(super) enum Rows {
 impl Rows {
     /// Opens a file and reads what says which columns it has.
     pub fn open(path: &Path, format: Format) -> Result<Self> {
-        let error = |e| Error::new(zofo_hal::ErrorKind::Io, format!("it cannot be read: {e}"));
-        let file = File::open(path).map_err(error)?;
-        if file.metadata().map_err(error)?.is_dir() {
-            return Err(Error::new(zofo_hal::ErrorKind::Io, "it is a folder; give a file in CSV, TSV, JSONL, SQuAD's or MultiRC's JSON"));
-        }
-        let reader = skip_bom(BufReader::with_capacity(1 << 16, file))?;
+        let nested = |source: Box<dyn Groups>| Self::Nested(Box::new(NestedRows::new(source)));
         Ok(match format {
-            Format::Csv => Self::Csv(Box::new(CsvRows::new(reader, b',')?)),
-            Format::Tsv => Self::Csv(Box::new(CsvRows::new(reader, b'\t')?)),
-            Format::Jsonl => Self::Jsonl(Box::new(JsonRows::new(reader)?)),
-            Format::Squad => Self::Nested(Box::new(NestedRows::new(Box::new(Squad::new(reader))))),
-            Format::MultiRc => Self::Nested(Box::new(NestedRows::new(Box::new(MultiRc::new(reader))))),
+            Format::Csv => Self::Csv(Box::new(CsvRows::new(open(path)?, b',')?)),
+            Format::Tsv => Self::Csv(Box::new(CsvRows::new(open(path)?, b'\t')?)),
+            Format::Jsonl => Self::Jsonl(Box::new(JsonRows::new(open(path)?)?)),
+            Format::Squad => nested(Box::new(Squad::new(open(path)?))),
+            Format::MultiRc => nested(Box::new(MultiRc::new(open(path)?))),
+            #[cfg(feature = "embedded")]
+            Format::Embedded => nested(Box::new(super::embedded::EmbeddedLines::open(path)?)),
         })
     }
 
@@ -95,6 +92,18 @@ impl Rows {
         }
         Ok(text)
     }
+}
+
+fn open(path: &Path) -> Result<BufReader<File>> {
+    let error = |e| Error::new(zofo_hal::ErrorKind::Io, format!("it cannot be read: {e}"));
+    // Asked first: opening a pipe waits for who writes to it.
+    let kind = std::fs::metadata(path).map_err(error)?.file_type();
+    if !kind.is_file() {
+        let what = if kind.is_dir() { "a folder" } else { "no plain file, and data are read more than once" };
+        return Err(Error::new(zofo_hal::ErrorKind::Io, format!("it is {what}; give a file in CSV, TSV, JSONL, SQuAD's or MultiRC's JSON")));
+    }
+    let file = File::open(path).map_err(error)?;
+    skip_bom(BufReader::with_capacity(1 << 16, file))
 }
 
 /// Leaves a UTF-8 byte order mark out and refuses others.

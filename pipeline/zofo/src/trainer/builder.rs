@@ -232,9 +232,11 @@ impl TrainerBuilder {
         let resumed = match &self.resume {
             Some(path) => {
                 let folder = RunFolder::open(path)?;
+                let lock = folder.lock()?;
                 let record: Record = RunFolder::read_record(path)?;
                 self.take_up(record);
-                Some(folder)
+                self.check_extension(&folder)?;
+                Some((folder, lock))
             }
             None => None,
         };
@@ -268,11 +270,15 @@ impl TrainerBuilder {
         let exact = self.options.estimator == EstimatorName::Oracle;
         let devices = devices::open(&registry(), &cluster, self.options.compute()?, exact)?;
         // Last, so that nothing is left behind by a run that cannot start.
-        let out = match (resumed, self.out, self.out_numbered) {
-            (Some(folder), ..) => Out::Resumed(folder),
+        let out = match (&resumed, self.out, self.out_numbered) {
+            (Some((folder, _)), ..) => Out::Resumed(folder.clone()),
             (None, Some(path), _) => Out::New(RunFolder::create(&path)?),
             (None, None, Some(parent)) => Out::New(RunFolder::numbered(&parent)?),
             (None, None, None) => Out::Nothing,
+        };
+        let lock = match resumed {
+            Some((_, lock)) => Some(lock),
+            None => out.folder().map(RunFolder::lock).transpose()?,
         };
         Ok(Trainer {
             model,
@@ -285,6 +291,7 @@ impl TrainerBuilder {
             max_length,
             record,
             out,
+            _lock: lock,
             on_event: self.on_event.unwrap_or_else(|| Box::new(|_| {})),
             cancel: self.cancel,
         })
@@ -303,6 +310,19 @@ impl TrainerBuilder {
         if let Some(steps) = self.extend_to {
             self.options.steps = steps;
         }
+    }
+
+    /// Refuses fewer steps than are done.
+    fn check_extension(&self, folder: &RunFolder) -> Result<()> {
+        let (Some(asked), Ok(summary)) = (self.extend_to, folder.read_summary()) else { return Ok(()) };
+        if asked < summary.steps {
+            return Err(Error::invalid(format!(
+                "{}: this run has done {} steps, and {asked} in all are asked for; ask for more, or leave the number out",
+                folder.path().display(),
+                summary.steps
+            )));
+        }
+        Ok(())
     }
 
     fn plan(&self, cluster: &Cluster, layers: usize) -> Result<Plan> {
@@ -361,6 +381,8 @@ fn default_cluster(layers: usize) -> Cluster {
 }
 
 fn absolute(mut spec: DataSpec) -> DataSpec {
-    spec.path = spec.path.canonicalize().unwrap_or(spec.path);
+    if spec.is_file() {
+        spec.path = spec.path.canonicalize().unwrap_or(spec.path);
+    }
     spec
 }

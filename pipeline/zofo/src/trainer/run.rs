@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use zofo_hal::{Error, ErrorKind, Result};
 use zofo_ops::{batch::Sequence, files::write_adapter, lora::HostAdapter};
-use zofo_pipeline::train::Session;
+use zofo_pipeline::{estimator::EstimatorName, ir::Role, train::Session};
 
 use super::{Out, Run, Trainer};
 use crate::{
@@ -55,9 +55,15 @@ impl Trainer {
             && progress.summary.eval_loss_before.is_none()
             && let Some(scores) = self.evaluate(When::Before, None)?
         {
+            if !scores.loss.is_finite() {
+                self.model.check_finite()?;
+            }
             progress.before(&scores);
         }
-        progress.logs = self.out.folder().map(|f| f.logs(session.steps())).transpose()?;
+        progress.logs = self.out.folder().map(|f| f.logs(session.steps(), self.journals())).transpose()?;
+        for note in progress.logs.iter_mut().flat_map(|l| std::mem::take(&mut l.notes)) {
+            (self.on_event)(&Event::Note(note));
+        }
         progress.earlier();
         self.train(&mut session, &mut progress, began)?;
 
@@ -97,7 +103,11 @@ impl Trainer {
         let mut saved = session.steps();
         while session.steps() < steps && !self.cancel.is_cancelled() {
             let batch = order.batch(&encoder, session.steps(), self.options.batch)?;
-            let report = session.step(&batch)?;
+            let report = match session.step(&batch) {
+                // Before anything is learnt, only the base model can be at fault.
+                Err(e) if session.steps() == 0 => return Err(self.model.check_finite().err().unwrap_or(e)),
+                report => report?,
+            };
             let metrics = Metrics::from(&report);
             let journal = session.take_journal();
             if let Some(logs) = &mut progress.logs {
@@ -149,6 +159,11 @@ impl Trainer {
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// Whether each step leaves a line in the journal: `guided` updates are not made of seeds.
+    fn journals(&self) -> bool {
+        self.options.estimator != EstimatorName::Guided && self.plan.stages.iter().any(|s| s.role == Role::ZerothOrder)
     }
 
     fn draw(&self, losses: &[f64]) -> Result<()> {

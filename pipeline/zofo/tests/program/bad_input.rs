@@ -31,6 +31,7 @@ fn data_errors_name_the_line() {
     };
     refused("label,text\n1,a\nWeather,b\n", &["line 3", "`Weather` is not in the class list World,Sports"]);
     refused("label,text\n1,a\n2,b,c\n", &["line 3", "3 fields, the header has 2"]);
+    refused("label,text\n1,\"a \"b\" c\"\n", &["line 2", "behind a closing quote"]);
     refused("label,text\n", &["no rows"]);
     refused("", &["empty"]);
     place.write("bad.csv", b"label,text\n1,a\n2,\xff\n");
@@ -39,8 +40,38 @@ fn data_errors_name_the_line() {
     place.train(&["--data", "bad.jsonl"]).refused(1, &["line 2", "no JSON object"]);
     place.train(&["--data", "nowhere.csv"]).refused(1, &["nowhere.csv", "cannot be read"]);
     place.write("bad.txt", "x");
-    place.train(&["--data", "bad.txt"]).refused(2, &["csv, tsv and jsonl"]);
+    place.train(&["--data", "bad.txt"]).refused(2, &["bad.txt", "csv, tsv, jsonl"]);
     place.train(&["--template", "{body}"]).refused(2, &["no column `body`", "label, text"]);
+}
+
+#[test]
+#[cfg(unix)]
+fn data_that_are_no_file_are_refused_at_once() {
+    let place = Place::new();
+    let made = std::process::Command::new("mkfifo").arg(place.path("pipe.csv")).status();
+    if made.is_ok_and(|s| s.success()) {
+        place.train(&["--data", "pipe.csv"]).refused(1, &["pipe.csv", "no plain file"]);
+    }
+    place.train(&["--data", "model", "--format", "csv"]).refused(1, &["model", "folder"]);
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    let place = Place::new();
+    let path = place.path("model/model.safetensors");
+    let mut weights = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&weights[8..8 + header]).unwrap();
+    let start = json["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    // Row 2, column 5 of 16.
+    let at = 8 + header + start + 4 * (2 * 16 + 5);
+    weights[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, weights).unwrap();
+    let parts = ["model.layers.1.mlp.up_proj.weight", "NaN", "row 2, column 5"];
+    place.train(&[]).refused(1, &parts);
+    place.train(&["--eval-samples", "0"]).refused(1, &parts);
+    let data = ["--data", "data.csv", "--label-column", "label", "--classes", "World,Sports"];
+    place.run(&[&["eval", "--model", "model"], &data[..]].concat()).refused(1, &parts);
 }
 
 #[test]
@@ -81,7 +112,7 @@ fn models_that_cannot_be_used() {
     std::fs::remove_file(place.path("model/tokenizer.json")).unwrap();
     place.train(&[]).refused(1, &["no tokenizer", "tokenizer.json"]);
     place.train(&["--model", "nowhere"]).refused(1, &["nowhere", "no such model"]);
-    place.train(&["--model", "data.csv"]).refused(1, &["is a folder", "not a file"]);
+    place.train(&["--model", "data.csv"]).refused(1, &["data.csv", "no model"]);
 }
 
 #[test]
@@ -105,7 +136,7 @@ fn clusters_that_cannot_be_used() {
     place.train(&["--cluster", "c.toml", "--steps", "1", "--eval-samples", "0"]).ok();
     refused(&[], &["no device"]);
     place.write("c.toml", "[[device]");
-    place.train(&["--cluster", "c.toml"]).refused(1, &["c.toml", "line 1"]);
+    place.train(&["--cluster", "c.toml"]).refused(2, &["c.toml", "line 1"]);
     place.train(&["--cluster", "nowhere.toml"]).refused(1, &["nowhere.toml"]);
 }
 
@@ -148,4 +179,21 @@ fn nobody_reading_is_no_panic() {
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success() && !err.contains("panicked"), "{args:?}: {:?} {err}", output.status);
     }
+}
+
+#[test]
+fn runs_that_cannot_go_on_as_asked() {
+    let place = Place::new();
+    place.train(&["--steps", "6", "--eval-samples", "0", "--out", "run"]).ok();
+    place.run(&["train", "--resume", "run", "--steps", "4"]).refused(2, &["run", "has done 6 steps", "4 in all"]);
+    place.run(&["train", "--resume", "run", "--config", "c.toml"]).refused(1, &["c.toml"]);
+    place.write("c.toml", "");
+    place.run(&["train", "--resume", "run", "--config", "c.toml"]).refused(2, &["--config cannot be given with --resume"]);
+    std::fs::remove_file(place.path("run/journal.txt")).unwrap();
+    let run = place.run(&["train", "--resume", "run", "--steps", "7"]).ok();
+    assert!(run.out.contains("note: run/journal.txt: 0 of the 6 steps"), "{}", run.out);
+    // As a process that trains in the folder would have it.
+    let lock = std::fs::File::open(place.path("run/.lock")).unwrap();
+    lock.lock().unwrap();
+    place.run(&["train", "--resume", "run", "--steps", "8"]).refused(1, &["run", "another process is training in this folder"]);
 }

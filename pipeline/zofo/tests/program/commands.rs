@@ -220,9 +220,16 @@ fn evaluation_data_of_their_own() {
 #[test]
 fn help_has_examples() {
     let place = Place::empty();
-    for command in ["train", "eval", "generate"] {
+    for command in ["devices", "train", "eval", "compare", "generate", "completions"] {
         let help = place.run(&[command, "--help"]).ok();
-        assert!(help.out.contains("Examples:") && help.out.contains(&format!("zofo {command} --model")), "{}", help.out);
+        assert!(help.out.contains("Examples:") && help.out.contains(&format!("zofo {command}")), "{}", help.out);
+        assert!(help.out.lines().all(|l| l.chars().count() <= 80) && !help.out.contains('\u{1b}'), "{}", help.out);
+    }
+    for (shell, part) in
+        [("bash", "_zofo"), ("zsh", "#compdef zofo"), ("fish", "complete -c zofo"), ("powershell", "Register-ArgumentCompleter")]
+    {
+        let script = place.run(&["completions", shell]).ok().out;
+        assert!(script.contains(part) && script.contains("freeze-head"), "{script}");
     }
     assert!(place.run(&["--version"]).ok().out.starts_with("zofo "));
     let devices = place.run(&["devices"]).ok();
