@@ -274,7 +274,7 @@ pub fn fetch(
 /// The files of `known` from the first source that has them all.
 fn from_any(known: &Known, store: &Store, context: &mut Context<'_>) -> Result<(String, Vec<ReceiptFile>)> {
     let mut tried = Vec::new();
-    for source in known.sources {
+    for (i, source) in known.sources.iter().enumerate() {
         let described = describe(source, context.settings);
         (context.on_event)(&FetchEvent::Trying { source: described.clone() });
         match from_source(known, source, store, context) {
@@ -282,7 +282,9 @@ fn from_any(known: &Known, store: &Store, context: &mut Context<'_>) -> Result<(
             // Another source would meet the same end.
             Err(e) if *e.kind() == ErrorKind::Cancelled || store::is_local(&e) => return Err(e),
             Err(e) => {
-                (context.on_event)(&FetchEvent::Failed { source: described.clone(), reason: e.message().to_owned() });
+                if i + 1 < known.sources.len() {
+                    (context.on_event)(&FetchEvent::Failed { source: described.clone(), reason: e.message().to_owned() });
+                }
                 tried.push(format!("  {}. {described}: {}", tried.len() + 1, e.message()));
             }
         }

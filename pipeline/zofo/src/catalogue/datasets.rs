@@ -72,7 +72,7 @@ const fn squad(file: &'static str) -> Split {
 pub const DATASETS: &[Known] = &[
     dataset(
         "ag_news",
-        "AG News: topics of news, 4 classes, 120,000 rows to train on, 7,600 to test",
+        "AG News by topic, 4 classes, 120,000 + 7,600 rows",
         "for research, non-commercial",
         &[file("train.jsonl"), file("test.jsonl")],
         &[Source::Hub { repo: "sh0416/ag_news", revision: "main" }],
@@ -80,7 +80,7 @@ pub const DATASETS: &[Known] = &[
     ),
     dataset(
         "multirc",
-        "MultiRC: is this answer to a question about a passage right, 27,243 rows to train on, 4,848 to test",
+        "answers that are right or wrong, 27,243 + 4,848 rows",
         "MIT (SuperGLUE)",
         &[file("train.jsonl"), file("val.jsonl")],
         &[Source::Archive { url: "https://dl.fbaipublicfiles.com/glue/superglue/data/v2/MultiRC.zip", folder: "MultiRC/" }],
@@ -88,7 +88,7 @@ pub const DATASETS: &[Known] = &[
     ),
     dataset(
         "squad",
-        "SQuAD 1.1: answers out of a paragraph, 87,599 rows to train on, 10,570 to test",
+        "SQuAD 1.1, answers out of a text, 87,599 + 10,570 rows",
         "CC-BY-SA-4.0",
         &[
             KnownFile { name: "train-v1.1.json", sha256: Some("3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955") },

@@ -17,10 +17,10 @@ use zofo::{
 
 use super::{Failure, cache, console, interrupt, usage};
 
-pub const EXAMPLES: &str = "Files go to $ZOFO_CACHE, or $XDG_CACHE_HOME/zofo, or ~/.cache/zofo, where --model
-and --data find them by name. Downloads that were interrupted go on where they
-stopped; every file is compared with its checksum. HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE mean what they mean elsewhere.
+pub const EXAMPLES: &str = "Files go to $ZOFO_CACHE, or $XDG_CACHE_HOME/zofo, or ~/.cache/zofo, where
+--model and --data find them by name. Downloads that were interrupted go on
+where they stopped; what comes is compared with the checksum that is known of
+it. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean elsewhere.
 
 Examples:
   zofo fetch                                  what has a name, and what is here

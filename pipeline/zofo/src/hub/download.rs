@@ -63,7 +63,12 @@ impl<'a> Download<'a> {
             let before = store.part(self.name)?.length();
             match self.attempt(client, store, context) {
                 Ok(done) => return Ok(done),
-                Err(Attempt::Failed(e)) => return Err(e),
+                Err(Attempt::Failed(e)) => {
+                    if store.part(self.name).is_ok_and(|p| p.length() == 0) {
+                        store.remove_part(self.name);
+                    }
+                    return Err(e);
+                }
                 Err(Attempt::Again(e)) => {
                     // A connection that brings something each time may be lost as often as it likes.
                     if store.part(self.name)?.length() > before {

@@ -149,11 +149,16 @@ fn failure(uri: &Uri, e: ureq::Error) -> Failure {
             Failure::Unreachable(io(format!("{at}: it cannot be reached (timeout)")))
         }
         ureq::Error::Timeout(_) => Failure::Lost(io(format!("{at}: it does not answer (timeout)"))),
-        ureq::Error::Io(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            Failure::Unreachable(io(format!("{at}: it refuses connections")))
-        }
-        ureq::Error::Io(e) if e.kind() == io::ErrorKind::TimedOut => Failure::Lost(io(format!("{at}: it does not answer (timeout)"))),
-        ureq::Error::Io(e) => Failure::Lost(io(format!("{at}: the connection was lost ({e})"))),
+        ureq::Error::Io(e) => match e.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Failure::Lost(io(format!("{at}: it does not answer (timeout)"))),
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::Interrupted => Failure::Lost(io(format!("{at}: the connection was lost ({e})"))),
+            io::ErrorKind::ConnectionRefused => Failure::Unreachable(io(format!("{at}: it refuses connections"))),
+            _ => Failure::Unreachable(io(format!("{at}: it cannot be reached ({e})"))),
+        },
         e @ ureq::Error::Protocol(_) => Failure::Lost(io(format!("{at}: the connection was lost ({e})"))),
         e @ (ureq::Error::Tls(_) | ureq::Error::Rustls(_)) => Failure::Unreachable(io(format!(
             "{at}: no encrypted connection ({e}); behind a proxy with a certificate of its own, name its file in SSL_CERT_FILE"

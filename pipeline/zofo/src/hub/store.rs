@@ -35,22 +35,20 @@ impl Check {
     }
 }
 
-/// Whether an error is of this machine's disk, so that another source cannot help.
+/// Whether an error is of this machine's disk, so that another source cannot help: it has the system's number, which those of servers lack.
 pub(super) fn is_local(e: &Error) -> bool {
-    *e.kind() == ErrorKind::Io && e.native().is_some_and(|(_, text)| text == LOCAL)
+    *e.kind() == ErrorKind::Io && e.native().is_some()
 }
-
-const LOCAL: &str = "of the cache";
 
 /// What went wrong with a file of the cache.
 fn local(path: &Path, e: &io::Error) -> Error {
     let what = match e.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            "there is no room left for it; what has come is kept: make room, and the same command goes on from there".to_owned()
+            "there is no room left for it; make room, then give the same command again".to_owned()
         }
         _ => e.to_string(),
     };
-    Error::new(ErrorKind::Io, format!("{}: {what}", path.display())).with_native(e.raw_os_error().unwrap_or(0).into(), LOCAL)
+    Error::new(ErrorKind::Io, format!("{}: {what}", path.display())).with_native(e.raw_os_error().unwrap_or(0).into(), "")
 }
 
 /// The folder of one name.
