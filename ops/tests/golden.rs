@@ -8,6 +8,8 @@ mod common;
 mod gguf;
 #[path = "golden/material.rs"]
 mod material;
+#[path = "golden/smollm2.rs"]
+mod smollm2;
 #[path = "golden/story.rs"]
 mod story;
 #[path = "golden/training.rs"]

@@ -33,7 +33,7 @@ fn batch(config: &ModelConfig, golden: &Value) -> MicroBatch {
     batch
 }
 
-fn each(host: &mut HostAdapter, mut f: impl FnMut(Factor, usize, &mut f32)) {
+pub fn each(host: &mut HostAdapter, mut f: impl FnMut(Factor, usize, &mut f32)) {
     for m in host.modules.values_mut() {
         m.a.iter_mut().enumerate().for_each(|(k, v)| f(Factor::A, k, v));
         m.b.iter_mut().enumerate().for_each(|(k, v)| f(Factor::B, k, v));
@@ -44,18 +44,21 @@ fn start(config: &ModelConfig, golden: &Value, targets: Targets) -> HostAdapter 
     let rank = golden["rank"].as_u64().unwrap() as usize;
     let lora = LoraSpec::new(rank, golden["alpha"].as_f64().unwrap() as f32, targets);
     let mut host = HostAdapter::init(config, 0..config.layers, &lora, 0).unwrap();
-    each(&mut host, |factor, k, v| {
-        let phase = if factor == Factor::A { 1.0 } else { 2.0 };
-        *v = (0.02 * (0.37 * k as f64 + phase).sin()) as f32;
-    });
+    each(&mut host, sine);
     host
+}
+
+/// The values that the goldens' adapters start from.
+pub fn sine(factor: Factor, k: usize, v: &mut f32) {
+    let phase = if factor == Factor::A { 1.0 } else { 2.0 };
+    *v = (0.02 * (0.37 * k as f64 + phase).sin()) as f32;
 }
 
 fn golden_z(factor: Factor, k: usize) -> f64 {
     (0.61 * k as f64 + if factor == Factor::A { 0.5 } else { 1.5 }).cos()
 }
 
-fn peft_name(id: TensorId) -> String {
+pub fn peft_name(id: TensorId) -> String {
     let linear = zofo_ops::llama::linear_name(id.projection());
     let factor = if id.factor() == Factor::A { "A" } else { "B" };
     format!("base_model.model.model.layers.{}.{}.lora_{factor}.default.weight", id.layer(), linear.hf_path())
