@@ -12,6 +12,8 @@
 
 mod classes;
 mod csv;
+#[cfg(feature = "embedded")]
+mod embedded;
 mod json_stream;
 mod jsonl;
 mod multirc;
@@ -55,6 +57,9 @@ pub enum Format {
     Squad,
     /// MultiRC's JSON lines, a passage each: a row for each candidate answer, with the columns `passage`, `question`, `answer` and `label`.
     MultiRc,
+    /// The data of `embedded`, which are in no file.
+    #[cfg(feature = "embedded")]
+    Embedded,
 }
 
 impl Format {
@@ -160,6 +165,14 @@ impl DataSpec {
     pub fn limit(mut self, rows: usize) -> Self {
         self.limit = Some(rows);
         self
+    }
+
+    /// Whether the data are in a file; otherwise the path is a name.
+    pub(crate) fn is_file(&self) -> bool {
+        #[cfg(feature = "embedded")]
+        return self.format != Some(Format::Embedded);
+        #[cfg(not(feature = "embedded"))]
+        true
     }
 
     /// Reads the file.

@@ -1,0 +1,242 @@
+//! Device-log lines of edge devices, each with the class of its fault. Made, not stored: the same seed gives the same lines everywhere.
+//!
+//! ```text
+//! 04:51 gw-11d7 WARN no sign of link lost; E47 coolant low is explained by fuse blown      power
+//! 23:07:40 mot-5a3e INFO torque at 34 Nm, max 41 Nm, disk 83 % (max 71), uptime 4 h         storage
+//! ```
+//!
+//! Most lines name two or three events of different classes: what began it, what came of it, and what was ruled out; the class is that of the
+//! first, and only the wording tells which that is. The others give values with their limits, of which one is broken. The classes' words turn up
+//! in lines of every class, names are shared between classes (a bus, a cell, a coil, a drive, a fan, a head), and there are typing mistakes.
+//!
+//! Training and held-out lines share event names and nothing else: sentence patterns, device ids and numbers are disjoint.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::shuffle::{Purpose, Stream};
+
+/// Which lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Those to train on.
+    Train,
+    /// Those to score on.
+    HeldOut,
+}
+
+/// A line and the index of its class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// The text.
+    pub text: String,
+    /// Index into [`words`].
+    pub class: usize,
+}
+
+/// A value with a limit: name, unit, `max` or `min`, and the range of limits.
+type Reading = (String, String, String, usize, usize);
+
+#[derive(Deserialize)]
+struct Class {
+    word: String,
+    events: Vec<String>,
+    readings: Vec<Reading>,
+}
+
+/// Pieces of lines for each split.
+#[derive(Deserialize)]
+struct Lists {
+    train: Vec<String>,
+    held_out: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Words {
+    classes: Vec<Class>,
+    parts: BTreeMap<String, Lists>,
+}
+
+impl Words {
+    fn load() -> Self {
+        const TEXT: &str = include_str!("../../assets/embedded/device_logs.json");
+        serde_json::from_str(TEXT).expect("the committed word list is well-formed; a test reads it")
+    }
+}
+
+/// The words of the classes, in the order of their indices.
+pub fn words() -> Vec<String> {
+    Words::load().classes.into_iter().map(|c| c.word).collect()
+}
+
+/// The first `count` lines of a split, all classes equally often but for a remainder.
+pub fn lines(split: Split, count: usize, seed: u64) -> Vec<LogLine> {
+    let words = Words::load();
+    let stream = Stream::new(seed, Purpose::DeviceLogs, split as u32);
+    let mut writer = Writer { words: &words, split, stream };
+    (0..count)
+        .map(|i| {
+            let class = i % words.classes.len();
+            LogLine { text: writer.line(class), class }
+        })
+        .collect()
+}
+
+struct Writer<'a> {
+    words: &'a Words,
+    split: Split,
+    stream: Stream,
+}
+
+impl<'a> Writer<'a> {
+    /// Whether something of this chance happens.
+    fn chance(&mut self, chance: f64) -> bool {
+        self.stream.unit() < chance
+    }
+
+    fn pick(&mut self, list: &'a [String]) -> &'a str {
+        &list[self.stream.below(list.len())]
+    }
+
+    fn part(&mut self, name: &str) -> &'a str {
+        let lists = &self.words.parts[name];
+        self.pick(match self.split {
+            Split::Train => &lists.train,
+            Split::HeldOut => &lists.held_out,
+        })
+    }
+
+    /// A number in `low ..= high`: multiples of three are held out.
+    fn number(&mut self, low: usize, high: usize) -> usize {
+        loop {
+            let n = low + self.stream.below(high - low + 1);
+            if n.is_multiple_of(3) == (self.split == Split::HeldOut) {
+                return n;
+            }
+        }
+    }
+
+    /// Four hexadecimal digits, of which the first tells the splits apart.
+    fn hex(&mut self) -> String {
+        let first = match self.split {
+            Split::Train => 0,
+            Split::HeldOut => 0x8000,
+        };
+        format!("{:04x}", first + self.stream.below(0x8000))
+    }
+
+    fn time(&mut self) -> String {
+        format!("{:02}:{:02}", self.stream.below(24), self.stream.below(60))
+    }
+
+    /// `count` classes other than `class`.
+    fn others(&mut self, class: usize, count: usize) -> Vec<usize> {
+        let mut rest: Vec<usize> = (0..self.words.classes.len()).filter(|c| *c != class).collect();
+        shuffle(&mut rest, &mut self.stream);
+        rest.truncate(count);
+        rest
+    }
+
+    fn line(&mut self, class: usize) -> String {
+        const READINGS: f64 = 0.2;
+        let mut clauses = if self.chance(READINGS) { self.readings(class) } else { self.incident(class) };
+        if self.chance(0.5) {
+            clauses.push(self.aside());
+        }
+        shuffle(&mut clauses, &mut self.stream);
+        let mut text = self.header();
+        for (i, clause) in clauses.iter().enumerate() {
+            if i > 0 {
+                text.push_str(self.part("joins"));
+            }
+            text.push_str(clause);
+        }
+        text
+    }
+
+    fn header(&mut self) -> String {
+        let mut time = self.time();
+        if self.chance(0.5) {
+            time.push_str(&format!(":{:02}", self.stream.below(60)));
+        }
+        let (device, id, level) = (self.part("devices"), self.hex(), self.part("levels"));
+        format!("{time} {device}-{id} {level} ")
+    }
+
+    /// What began it and what came of it, and often what it was not.
+    fn incident(&mut self, class: usize) -> Vec<String> {
+        let others = self.others(class, 2);
+        let (cause, effect) = (self.event(class), self.event(others[0]));
+        let relation = self.part("relations").replace("{c}", &cause).replace("{e}", &effect);
+        let mut clauses = vec![self.mistyped(&relation)];
+        if self.chance(0.7) {
+            let excluded = self.event(others[1]);
+            let clause = self.part("exclusions").replace("{x}", &excluded);
+            clauses.push(self.mistyped(&clause));
+        }
+        clauses
+    }
+
+    /// An event by name, mostly with a word or a code in front, or how often it came behind.
+    fn event(&mut self, class: usize) -> String {
+        let name = self.pick(&self.words.classes[class].events);
+        match self.stream.below(5) {
+            0 | 1 => format!("{} {name}", self.part("manners")),
+            2 => format!("E{} {name}", self.number(10, 99)),
+            3 => format!("{name} (x{})", self.number(2, 9)),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// Three values with their limits, that of `class` beyond it.
+    fn readings(&mut self, class: usize) -> Vec<String> {
+        let mut classes = self.others(class, 2);
+        classes.push(class);
+        classes.into_iter().map(|c| self.reading(c, c == class)).collect()
+    }
+
+    fn reading(&mut self, class: usize, broken: bool) -> String {
+        let readings = &self.words.classes[class].readings;
+        let (name, unit, bound, low, high) = &readings[self.stream.below(readings.len())];
+        let limit = self.number(*low, *high);
+        let by = 1 + self.stream.below((limit / 3).max(2));
+        let value = if broken == (bound == "max") { limit + by } else { limit - by };
+        let pattern = self.part("readings");
+        let slots = [("{n}", name.as_str()), ("{v}", &value.to_string()), ("{u}", unit), ("{b}", bound), ("{l}", &limit.to_string())];
+        slots.iter().fold(pattern.to_owned(), |text, (slot, value)| text.replace(slot, value))
+    }
+
+    /// Something that says nothing about the fault.
+    fn aside(&mut self) -> String {
+        let (time, hex, number) = (self.time(), self.hex(), self.number(2, 99));
+        self.part("asides").replace("{t}", &time).replace("{h}", &hex).replace("{d}", &number.to_string())
+    }
+
+    /// Now and then, two letters of a word change places or one is missing.
+    fn mistyped(&mut self, text: &str) -> String {
+        const CHANCE: f64 = 0.01;
+        let words: Vec<String> = (text.split(' '))
+            .map(|word| {
+                if word.len() < 5 || !word.bytes().all(|b| b.is_ascii_alphabetic()) || !self.chance(CHANCE) {
+                    return word.to_owned();
+                }
+                let mut letters: Vec<char> = word.chars().collect();
+                let at = 1 + self.stream.below(letters.len() - 2);
+                if self.chance(0.5) {
+                    letters.swap(at, at + 1);
+                } else {
+                    letters.remove(at);
+                }
+                letters.into_iter().collect()
+            })
+            .collect();
+        words.join(" ")
+    }
+}
+
+fn shuffle<T>(items: &mut [T], stream: &mut Stream) {
+    for i in (1..items.len()).rev() {
+        items.swap(i, stream.below(i + 1));
+    }
+}
