@@ -120,7 +120,8 @@ fn run(mut command: Command, context: &Context<'_>) -> Result<Ran> {
     }
     let text = said.and_then(|t| t.join().ok()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
-    let line = lines.iter().rev().find(|l| l.starts_with("ERROR:")).or(lines.last());
+    // Behind `ERROR: Exception:` there is a trace, whose last line is the reason.
+    let line = lines.iter().rev().find(|l| l.starts_with("ERROR:") && !l.ends_with("Exception:")).or(lines.last());
     Ok(Ran::Failed(line.map_or_else(|| status.to_string(), |l| l.trim_start_matches("ERROR:").trim().chars().take(300).collect())))
 }
 
@@ -159,6 +160,7 @@ mod tests {
             (&[&["zofo-no-such-program"][..]], "looked for zofo-no-such-program"),
             (&[&["sh", "-c", "echo x >&2; echo 'ERROR: no match' >&2; echo y >&2; exit 1"]], "no match"),
             (&[&["sh", "-c", "echo /usr/bin/python3: No module named pip >&2; exit 1"], &["zofo-no-such-program"]], "No module named pip"),
+            (&[&["sh", "-c", "printf 'ERROR: Exception:\\nTrace:\\nOSError: no space\\n' >&2; exit 2"]], "OSError: no space"),
             (&[&["true"]], "did not bring one wheel"),
             (&[&["false"]], "exit status"),
         ] {
