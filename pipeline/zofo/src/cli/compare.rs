@@ -1,6 +1,9 @@
 //! `zofo compare`
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use zofo::{
     Error,
@@ -21,7 +24,7 @@ struct Named {
 }
 
 impl Named {
-    /// `NAME=PATH`, or a path, whose name is what it has not in common with others.
+    /// `NAME=PATH`, or a path, which is its own name.
     fn new(given: &str) -> Self {
         let split = given.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty() && !Path::new(given).exists());
         let (name, path) = split.unwrap_or((given.trim_end_matches('/'), given));
@@ -42,6 +45,18 @@ impl Named {
             return Err(Error::new(zofo::ErrorKind::Io, format!("{}: {what}", self.path.display())).into());
         }
         Ok(Predictions::read(&file)?)
+    }
+}
+
+/// Run folders without a name of their own go by their last part, where no two have the same.
+fn shorten(runs: &mut [Named]) {
+    let short = |r: &Named| {
+        let unnamed = r.name == r.given.trim_end_matches('/') && r.path.is_dir();
+        r.path.file_name().filter(|_| unnamed).map_or_else(|| r.name.clone(), |n| n.to_string_lossy().into_owned())
+    };
+    let names: Vec<String> = runs.iter().map(short).collect();
+    if names.iter().collect::<HashSet<_>>().len() == names.len() {
+        runs.iter_mut().zip(names).for_each(|(run, name)| run.name = name);
     }
 }
 
@@ -66,6 +81,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     if let Some(baseline) = &args.baseline {
         spec = spec.baseline(index(&mut runs, baseline));
     }
+    shorten(&mut runs);
     let read = runs.iter().map(|r| Ok((r.name.clone(), r.predictions()?))).collect::<Result<Vec<_>, Failure>>()?;
     let comparison = compare(&read, &spec).map_err(usage)?;
     if let Some(path) = &args.svg {

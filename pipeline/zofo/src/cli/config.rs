@@ -93,24 +93,55 @@ fn settings(train: &Command) -> Vec<Setting> {
 /// `Io` where the file cannot be read; `InvalidArgument` for what it says, with file, line and setting.
 pub fn expand(args: &[OsString], train: &Command) -> Result<(Vec<OsString>, Option<Cluster>)> {
     let file = match args {
-        [_, command, rest @ ..] if command == "train" => named(rest),
+        [_, command, rest @ ..] if command == "train" => option(rest, "--config").map(PathBuf::from),
         _ => None,
     };
-    let Some(file) = file else { return Ok((args.to_vec(), None)) };
+    let Some(file) = file else {
+        let arguments = if embedded_applies(args) { embedded() } else { Vec::new() };
+        let command = args.len().min(2);
+        return Ok(([&args[..command], &arguments, &args[command..]].concat(), None));
+    };
     let text = read(&file, "configuration")?;
     let config = parse(&text, &file, train)?;
     Ok(([&args[..2], &config.arguments, &args[2..]].concat(), config.cluster))
 }
 
-/// The file of the last `--config`.
-fn named(args: &[OsString]) -> Option<PathBuf> {
+/// Whether the model that comes with the program is trained: where `zofo train` is given neither model nor data, or this model by name.
+fn embedded_applies(args: &[OsString]) -> bool {
+    let [_, command, rest @ ..] = args else { return false };
+    if !cfg!(feature = "embedded") || command != "train" || option(rest, "--resume").is_some() {
+        return false;
+    }
+    match option(rest, "--model") {
+        Some(model) => model == "embedded",
+        None => option(rest, "--data").is_none(),
+    }
+}
+
+/// Model, data and settings that come with the program, as arguments; later ones win.
+fn embedded() -> Vec<OsString> {
+    #[cfg(feature = "embedded")]
+    {
+        let (name, o) = (zofo::embedded::NAME, zofo::embedded::options());
+        let mut arguments = vec![format!("--model={name}"), format!("--data={name}")];
+        arguments.extend([format!("--steps={}", o.steps), format!("--batch={}", o.batch), format!("--lr={}", o.lr)]);
+        arguments.extend(o.targets.map(|t| format!("--targets={t}")));
+        arguments.into_iter().map(OsString::from).collect()
+    }
+    #[cfg(not(feature = "embedded"))]
+    Vec::new()
+}
+
+/// The value of the last option of this name; "" where it stands last.
+fn option(args: &[OsString], name: &str) -> Option<OsString> {
     let mut found = None;
     let mut args = args.iter().take_while(|a| *a != "--");
     while let Some(arg) = args.next() {
-        match arg.to_str() {
-            Some("--config") => found = args.next().map(PathBuf::from),
-            Some(text) => found = text.strip_prefix("--config=").map(PathBuf::from).or(found),
-            None => {}
+        let text = arg.to_string_lossy();
+        if text == name {
+            found = Some(args.next().cloned().unwrap_or_default());
+        } else if let Some(value) = text.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')) {
+            found = Some(value.into());
         }
     }
     found
@@ -320,7 +351,11 @@ fn literal(text: &str) -> String {
         DeValue::Boolean(_) => true,
         _ => false,
     });
-    if plain { text.to_owned() } else { toml::Value::String(text.to_owned()).to_string() }
+    if plain {
+        return text.to_owned();
+    }
+    // A text in JSON is one in TOML, on one line; TOML alone escapes the character 127 too.
+    serde_json::to_string(text).unwrap_or_default().replace('\u{7f}', r"\u007f")
 }
 
 #[cfg(test)]
@@ -418,7 +453,7 @@ mod tests {
     #[test]
     fn printed_settings_are_read_back() {
         let args = [
-            "--template={a}\\n\\\\x \"q\":",
+            "--template={a}\\n\\\\x \u{7f}\"q\"\n:",
             "--data=/d.csv",
             "--lr=1e-3",
             "--no-truncate",
@@ -440,7 +475,7 @@ mod tests {
 
     #[test]
     fn the_last_file_counts() {
-        let named = |args: &[&str]| named(&args.iter().map(OsString::from).collect::<Vec<_>>());
+        let named = |args: &[&str]| option(&args.iter().map(OsString::from).collect::<Vec<_>>(), "--config").map(PathBuf::from);
         assert_eq!(named(&["--steps", "1", "--config", "a", "--config=b", "--", "--config=c"]), Some("b".into()));
         assert_eq!(named(&["--steps", "1"]), None);
     }

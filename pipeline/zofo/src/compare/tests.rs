@@ -3,8 +3,7 @@ use crate::eval::{Confusion, Prediction};
 
 /// Predictions for `n` examples of three classes, of which about `right` in a hundred are right; the same seed has the same truths.
 fn predictions(n: usize, right: u64, salt: u64) -> Predictions {
-    let mut out = Predictions::default();
-    out.classes = ["a", "b", "c"].map(str::to_owned).to_vec();
+    let mut out = Predictions { classes: ["a", "b", "c"].map(str::to_owned).to_vec(), ..Predictions::default() };
     let mix = |i: u64| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33;
     out.examples = (0..n as u64)
         .map(|i| {
