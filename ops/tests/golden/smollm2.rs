@@ -92,22 +92,22 @@ fn lora_gradients() {
     let batch = rig.batch(&batch);
     let loss = rig.forward_backward(&batch);
     assert!((loss - expected["loss"].as_f64().unwrap()).abs() < 2e-5, "{loss}");
-    let global = expected["global_grad_norm"].as_f64().unwrap();
-    // A float32 gradient through thirty layers is good to about 1e-5 of its length. What reaches q of the first layers is small beside that length
-    // and is the difference of larger terms (the softmax's derivative), so the whole gradient's length is what errors are measured by.
-    let tolerance = 1e-5 * global;
+    // A second float64 run of PyTorch, on weights dequantised by the package `gguf`, differs from the golden's by up to 8.5e-5 of a tensor's length
+    // (layer 29, A of v), its float32 run by as much. Twice that, for two such errors.
+    const TOLERANCE: f64 = 2e-4;
     let (mut squares, mut seen) = (0.0, 0);
     for (id, g) in rig.grads() {
         squares += norm(&g).powi(2);
         let Some(expected) = expected["grads"].get(peft_name(id)) else { continue };
         seen += 1;
         let length = expected["grad_norm"].as_f64().unwrap();
-        assert!((norm(&g) - length).abs() < tolerance, "{id:?}: {}, golden {length}", norm(&g));
+        assert!((norm(&g) - length).abs() < TOLERANCE * length, "{id:?}: {}, golden {length}", norm(&g));
         let first = worst(&g, &material::floats(&expected["grad_first4"]));
-        assert!(first < tolerance, "{id:?}: {first}");
+        assert!(first < TOLERANCE * length, "{id:?}: {first}");
     }
     assert_eq!(seen, expected["grads"].as_object().unwrap().len());
-    assert!((squares.sqrt() - global).abs() < tolerance, "{}, golden {global}", squares.sqrt());
+    let global = expected["global_grad_norm"].as_f64().unwrap();
+    assert!((squares.sqrt() - global).abs() < TOLERANCE * global, "{}, golden {global}", squares.sqrt());
 }
 
 #[test]

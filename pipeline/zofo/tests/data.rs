@@ -54,7 +54,7 @@ fn the_same_rows_in_every_format() {
         assert_eq!((texts(&data), labels(&data)), (vec!["x", "y"], vec![1, 0]), "{name}");
     }
     let mut spec = DataSpec::new(files.write("rows", "body\nx\n")).text("body");
-    assert!(spec.load().unwrap_err().message().contains("csv, tsv and jsonl"));
+    assert!(spec.load().unwrap_err().message().contains("csv, tsv, jsonl"));
     spec.format = Some(Format::Csv);
     assert_eq!(texts(&spec.load().unwrap()), ["x"]);
 }
