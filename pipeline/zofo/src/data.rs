@@ -167,12 +167,13 @@ impl DataSpec {
         self
     }
 
-    /// Whether the data are in a file; otherwise the path is a name.
-    pub(crate) fn is_file(&self) -> bool {
-        #[cfg(feature = "embedded")]
-        return self.format != Some(Format::Embedded);
-        #[cfg(not(feature = "embedded"))]
-        true
+    /// What the data are called, where they are in no file.
+    pub fn name(&self) -> Option<&'static str> {
+        match self.format {
+            #[cfg(feature = "embedded")]
+            Some(Format::Embedded) => Some(crate::embedded::NAME),
+            _ => None,
+        }
     }
 
     /// Reads the file.

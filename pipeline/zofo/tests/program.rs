@@ -7,6 +7,9 @@ mod bad_input;
 mod config;
 #[path = "program/commands.rs"]
 mod commands;
+#[cfg(feature = "embedded")]
+#[path = "program/embedded.rs"]
+mod embedded;
 #[path = "program/interrupt.rs"]
 mod interrupt;
 #[path = "program/names.rs"]

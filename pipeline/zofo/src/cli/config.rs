@@ -124,8 +124,11 @@ fn embedded() -> Vec<OsString> {
     {
         let (name, o) = (zofo::embedded::NAME, zofo::embedded::options());
         let mut arguments = vec![format!("--model={name}"), format!("--data={name}")];
-        arguments.extend([format!("--steps={}", o.steps), format!("--batch={}", o.batch), format!("--lr={}", o.lr)]);
+        arguments.extend([format!("--steps={}", o.steps), format!("--batch={}", o.batch), format!("--directions={}", o.directions)]);
+        arguments.extend([format!("--lr={}", o.lr), format!("--warmup={}", o.warmup)]);
+        arguments.extend(o.zo_lr.map(|lr| format!("--zo-lr={lr}")));
         arguments.extend(o.targets.map(|t| format!("--targets={t}")));
+        arguments.extend(o.decay.then(|| "--decay".to_owned()));
         arguments.into_iter().map(OsString::from).collect()
     }
     #[cfg(not(feature = "embedded"))]
@@ -470,6 +473,27 @@ mod tests {
         for s in settings(&train) {
             let raw = |m: &ArgMatches| m.get_raw(&s.id).map(|v| v.map(ToOwned::to_owned).collect::<Vec<_>>());
             assert_eq!(raw(&matches), raw(&again), "{} in {text}", s.key);
+        }
+    }
+
+    #[cfg(feature = "embedded")]
+    #[test]
+    fn without_a_model_the_embedded_one_is_trained_by_its_settings() {
+        let matches = |args: &[&str]| {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            let (args, _) = expand(&args, &super::super::train_args::train_command()).unwrap();
+            args.into_iter().map(|a| a.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let parsed = <super::super::args::Cli as clap::Parser>::try_parse_from(matches(&["zofo", "train"])).unwrap();
+        let super::super::args::Command::Train(args) = parsed.command else { panic!("not train") };
+        assert_eq!(args.options(), zofo::embedded::options());
+        assert_eq!(args.model.as_deref(), Some(Path::new("embedded")));
+        assert_eq!(matches(&["zofo", "train", "--steps", "2"]).last().unwrap(), "2");
+        assert!(matches(&["zofo", "train", "--model=embedded"]).contains(&"--data=embedded".to_owned()));
+        for other in
+            [&["zofo", "train", "--model", "m"][..], &["zofo", "train", "--data=d"], &["zofo", "train", "--resume", "r"], &["zofo"]]
+        {
+            assert_eq!(matches(other), other);
         }
     }
 

@@ -98,6 +98,10 @@ impl DataArgs {
         let text = given.to_str().unwrap_or_default();
         let last = given.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let cache = cache::cache(None).ok();
+        // What comes with the program goes before a file of its name.
+        if cfg!(feature = "embedded") && text == "embedded" {
+            return catalogue::data(text, None, None).map(Some);
+        }
         match &self.data_dir {
             Some(folder) => catalogue::data(text, cache.as_ref(), Some(folder)).map(Some),
             None if given.is_dir() && catalogue::find(last).is_some() => catalogue::data(last, None, Some(given)).map(Some),

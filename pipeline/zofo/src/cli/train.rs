@@ -68,9 +68,8 @@ fn cluster(args: &TrainArgs, devices: Option<Cluster>) -> Result<Option<Cluster>
 
 fn start(args: &TrainArgs, cluster: Option<Cluster>) -> Result<TrainerBuilder, Failure> {
     let missing = |what: &str| {
-        Failure::Usage(Error::invalid(format!(
-            "{what}; none comes with the program yet, so give both a model and data, for example\n  {TRAIN_EXAMPLE}"
-        )))
+        let neither = if cfg!(feature = "embedded") { "\nwith neither, the embedded model is trained on the embedded data" } else { "" };
+        Failure::Usage(Error::invalid(format!("{what}; give both a model and data, for example\n  {TRAIN_EXAMPLE}{neither}")))
     };
     let model = args.model.as_ref().ok_or_else(|| missing("--model is missing"))?;
     let (data, belonging) = args.data.spec(args.seed).map_err(usage)?.ok_or_else(|| missing("--data is missing"))?;
@@ -135,11 +134,17 @@ struct Again {
 
 impl Again {
     /// Characters of each field of the prompt that is shown.
-    const SHOWN: usize = 60;
+    const SHOWN: usize = 120;
+    /// Tokens that a class's word may have when a prompt is tried.
+    const WORD: usize = 4;
 
     fn new(args: &TrainArgs, trainer: &Trainer) -> Self {
-        let prompt = trainer.sample_prompt(Self::SHOWN).map(|p| console::quoted(&escaped(&p)));
+        let most = trainer.eval_spec().filter(|s| s.classes.is_some()).map(|_| format!(" --max-tokens {}", Self::WORD)).unwrap_or_default();
+        let prompt = trainer.sample_prompt(Self::SHOWN).map(|p| format!("{}{most}", console::quoted(&escaped(&p))));
         let data = trainer.eval_spec().map(|spec| {
+            if let Some(name) = spec.name() {
+                return format!(" --data {name}");
+            }
             // As the user wrote it rather than as the run folder has it.
             let given = args.eval_data.eval_data.as_ref().or(args.data.data.as_ref()).filter(|p| p.is_file());
             let path = given.unwrap_or(&spec.path);
@@ -216,6 +221,9 @@ fn report(args: &TrainArgs, run: &Run, again: &Again) -> Result<(), Failure> {
     }
     if !folder.is_empty() {
         again.say(&s.model, &format!("{folder}/adapter"));
+    }
+    if cfg!(feature = "embedded") && s.model == "embedded" {
+        console::line("a real model: zofo fetch smollm2-135m; zofo fetch ag_news; zofo train --model smollm2-135m --data ag_news");
     }
     Ok(())
 }

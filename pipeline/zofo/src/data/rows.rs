@@ -8,7 +8,14 @@ use std::{
 
 use zofo_hal::{Error, Result};
 
-use super::{Format, MAX_FIELD_BYTES, csv::CsvRows, jsonl::JsonRows, multirc::MultiRc, nested::{Groups, NestedRows}, squad::Squad};
+use super::{
+    Format, MAX_FIELD_BYTES,
+    csv::CsvRows,
+    jsonl::JsonRows,
+    multirc::MultiRc,
+    nested::{Groups, NestedRows},
+    squad::Squad,
+};
 
 /// A column: where it is in a CSV row, what it is called in JSON.
 pub(super) struct Column {
@@ -100,7 +107,10 @@ fn open(path: &Path) -> Result<BufReader<File>> {
     let kind = std::fs::metadata(path).map_err(error)?.file_type();
     if !kind.is_file() {
         let what = if kind.is_dir() { "a folder" } else { "no plain file, and data are read more than once" };
-        return Err(Error::new(zofo_hal::ErrorKind::Io, format!("it is {what}; give a file in CSV, TSV, JSONL, SQuAD's or MultiRC's JSON")));
+        return Err(Error::new(
+            zofo_hal::ErrorKind::Io,
+            format!("it is {what}; give a file in CSV, TSV, JSONL, SQuAD's or MultiRC's JSON"),
+        ));
     }
     let file = File::open(path).map_err(error)?;
     skip_bom(BufReader::with_capacity(1 << 16, file))

@@ -1,15 +1,15 @@
 //! Device-log lines of edge devices, each with the class of its fault. Made, not stored: the same seed gives the same lines everywhere.
 //!
 //! ```text
-//! 04:51 gw-11d7 WARN no sign of link lost; E47 coolant low is explained by fuse blown      power
-//! 23:07:40 mot-5a3e INFO torque at 34 Nm, max 41 Nm, disk 83 % (max 71), uptime 4 h         storage
+//! 04:51 gw-11d7 WARN not sudden link lost; E47 coolant low because of fuse blown         power
+//! 23:07:40 mot-5a3e INFO first disk full (x3) so brief uplink down, uptime 4 h            storage
 //! ```
 //!
-//! Most lines name two or three events of different classes: what began it, what came of it, and what was ruled out; the class is that of the
-//! first, and only the wording tells which that is. The others give values with their limits, of which one is broken. The classes' words turn up
-//! in lines of every class, names are shared between classes (a bus, a cell, a coil, a drive, a fan, a head), and there are typing mistakes.
+//! A line names two or three events of different classes: what began it, what came of it, and often what it was not. Its class is that of the
+//! first, and only the wording tells which that is: three in four lines name the newest event first, the others the oldest. The classes' words
+//! turn up in lines of every class, names are shared between classes (a bus, a cell, a coil, a drive, a fan, a head), and there are typing mistakes.
 //!
-//! Training and held-out lines share event names and nothing else: sentence patterns, device ids and numbers are disjoint.
+//! Training and held-out lines share event names and nothing else: sentence patterns, ids and numbers are disjoint.
 
 use std::collections::BTreeMap;
 
@@ -35,14 +35,10 @@ pub struct LogLine {
     pub class: usize,
 }
 
-/// A value with a limit: name, unit, `max` or `min`, and the range of limits.
-type Reading = (String, String, String, usize, usize);
-
 #[derive(Deserialize)]
 struct Class {
     word: String,
     events: Vec<String>,
-    readings: Vec<Reading>,
 }
 
 /// Pieces of lines for each split.
@@ -139,8 +135,7 @@ impl<'a> Writer<'a> {
     }
 
     fn line(&mut self, class: usize) -> String {
-        const READINGS: f64 = 0.2;
-        let mut clauses = if self.chance(READINGS) { self.readings(class) } else { self.incident(class) };
+        let mut clauses = self.incident(class);
         if self.chance(0.5) {
             clauses.push(self.aside());
         }
@@ -168,7 +163,9 @@ impl<'a> Writer<'a> {
     fn incident(&mut self, class: usize) -> Vec<String> {
         let others = self.others(class, 2);
         let (cause, effect) = (self.event(class), self.event(others[0]));
-        let relation = self.part("relations").replace("{c}", &cause).replace("{e}", &effect);
+        const NEWEST_FIRST: f64 = 0.75;
+        let order = if self.chance(NEWEST_FIRST) { "newest_first" } else { "oldest_first" };
+        let relation = self.part(order).replace("{c}", &cause).replace("{e}", &effect);
         let mut clauses = vec![self.mistyped(&relation)];
         if self.chance(0.7) {
             let excluded = self.event(others[1]);
@@ -187,24 +184,6 @@ impl<'a> Writer<'a> {
             3 => format!("{name} (x{})", self.number(2, 9)),
             _ => name.to_owned(),
         }
-    }
-
-    /// Three values with their limits, that of `class` beyond it.
-    fn readings(&mut self, class: usize) -> Vec<String> {
-        let mut classes = self.others(class, 2);
-        classes.push(class);
-        classes.into_iter().map(|c| self.reading(c, c == class)).collect()
-    }
-
-    fn reading(&mut self, class: usize, broken: bool) -> String {
-        let readings = &self.words.classes[class].readings;
-        let (name, unit, bound, low, high) = &readings[self.stream.below(readings.len())];
-        let limit = self.number(*low, *high);
-        let by = 1 + self.stream.below((limit / 3).max(2));
-        let value = if broken == (bound == "max") { limit + by } else { limit - by };
-        let pattern = self.part("readings");
-        let slots = [("{n}", name.as_str()), ("{v}", &value.to_string()), ("{u}", unit), ("{b}", bound), ("{l}", &limit.to_string())];
-        slots.iter().fold(pattern.to_owned(), |text, (slot, value)| text.replace(slot, value))
     }
 
     /// Something that says nothing about the fault.

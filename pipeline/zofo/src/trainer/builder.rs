@@ -82,7 +82,8 @@ impl DataSource {
     }
 }
 
-/// Describes a run. Everything but model and data has a default: see [`TrainOptions`], and [`TrainerBuilder::cluster`].
+/// Describes a run. Without a model and data, those of `embedded` are taken, with the feature of this name; its `options` suit them. Everything
+/// else has a default: see [`TrainOptions`], and [`TrainerBuilder::cluster`].
 #[derive(Default)]
 pub struct TrainerBuilder {
     model: Option<ModelSource>,
@@ -240,11 +241,17 @@ impl TrainerBuilder {
             }
             None => None,
         };
+        #[cfg(feature = "embedded")]
+        if resumed.is_none() && self.model.is_none() && self.data.is_none() {
+            let (train, held_out) = crate::embedded::data()?;
+            self.model = Some(ModelSource::Open(crate::embedded::model()?));
+            (self.data, self.eval_data) = (Some(train.into()), Some(held_out.into()));
+        }
         self.options.check()?;
         let model = match self.model.take() {
             Some(ModelSource::Open(model)) => model,
             Some(ModelSource::Path(path)) => Model::open(path)?,
-            None => return Err(Error::invalid("no model is given; give a folder in Hugging Face layout")),
+            None => return Err(Error::invalid("no model is given; give a GGUF file or a folder in Hugging Face layout")),
         };
         let max_length = tokens::max_length(model.config(), self.options.max_length)?;
         let layers = model.config().layers;
@@ -381,7 +388,7 @@ fn default_cluster(layers: usize) -> Cluster {
 }
 
 fn absolute(mut spec: DataSpec) -> DataSpec {
-    if spec.is_file() {
+    if spec.name().is_none() {
         spec.path = spec.path.canonicalize().unwrap_or(spec.path);
     }
     spec

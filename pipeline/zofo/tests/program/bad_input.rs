@@ -13,7 +13,7 @@ fn wrong_arguments_end_with_2() {
     place.train(&["--template", "{text"]).refused(2, &["not closed"]);
     place.train(&["--schedule", "single"]).refused(2, &["single", "hybridop-head"]);
     place.train(&["--max-length", "1000"]).refused(2, &["1000", "at most 96"]);
-    place.run(&["train"]).refused(2, &["--model is missing", "zofo train --model"]);
+    place.run(&["train", "--data", "data.csv"]).refused(2, &["--model is missing", "zofo train --model", "with neither"]);
     place.run(&["train", "--model", "model"]).refused(2, &["--data is missing"]);
     place.run(&["eval", "--model", "model"]).refused(2, &["--data is missing"]);
     place.run(&["fly"]).refused(2, &["fly"]);
