@@ -15,7 +15,7 @@ use zofo_hal::{Error, ErrorKind, Result};
 use zofo_ops::files::Tokenizer;
 
 /// Longest template, in bytes. Those with tools take some ten thousand.
-const MAX_TEMPLATE: usize = 1 << 20;
+const MAX_TEMPLATE: usize = 1 << 16;
 /// minijinja's unit: a step, or 64 bytes made. Some 60 MiB; a conversation takes a few thousand.
 const FUEL: u64 = 1_000_000;
 /// Nested loops, conditions and macro calls; the latter count several times.
@@ -80,7 +80,7 @@ impl ChatTemplate {
     /// A template; `bos` and `eos` are how the tokens that begin and end a text are spelled.
     ///
     /// # Errors
-    /// `Unsupported` where it is longer than a mebibyte or is not in the part of Jinja that is run here.
+    /// `Unsupported` where it is longer than 64 KiB or is not in the part of Jinja that is run here.
     pub fn new(source: &str, bos: Option<String>, eos: Option<String>) -> Result<Self> {
         if source.len() > MAX_TEMPLATE {
             return Err(Error::unsupported(format!(
@@ -97,7 +97,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", json::tojson);
         environment.add_function("raise_exception", raise);
-        environment.add_template_owned(NAME, source.to_owned()).map_err(failed)?;
+        compile(&mut environment, source)?;
         let mut template = Self { environment, bos, eos };
         template.set_clock(SystemTime::now);
         Ok(template)
@@ -137,6 +137,18 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(failed)?;
         template.render(Value::from_pairs(context)).map_err(failed)
     }
+}
+
+/// Parses the template, on a stack of its own: a chain of operators is as deep as it is long, and the limit of recursion does not count it.
+fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
+    /// For each byte of the longest template, several times what parsing and compiling one operator takes. Touched only as far as it is used.
+    const STACK: usize = MAX_TEMPLATE << 12;
+    std::thread::scope(|scope| {
+        let work = || environment.add_template_owned(NAME, source.to_owned()).map_err(failed);
+        let thread = std::thread::Builder::new().name("zofo-template".into()).stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|e| Error::execution(format!("no thread to read the chat template on: {e}")))?;
+        thread.join().unwrap_or_else(|_| Err(Error::format("the chat template cannot be read")))
+    })
 }
 
 impl fmt::Debug for ChatTemplate {

@@ -12,6 +12,7 @@ mod eval;
 mod fetch;
 mod generate;
 mod interrupt;
+mod output;
 mod progress;
 mod train;
 mod train_args;

@@ -139,6 +139,10 @@ pub fn generate_from(
     let mut next = inference.next_logits(&mut cache, ids)?;
     let mut stopped = false;
     loop {
+        if next.iter().any(|logit| logit.is_nan()) {
+            model.check_finite()?;
+            return Err(Error::execution("the model's scores are not numbers; compute in f32, or use another adapter"));
+        }
         let id = choose(&next, spec.temperature, &mut draws) as u32;
         if ends(id) {
             out.stop = Stop::End;

@@ -14,7 +14,7 @@ use zofo::{
     run_folder::RunFolder,
 };
 
-use super::{Failure, args::CompareArgs, console, usage};
+use super::{Failure, args::CompareArgs, console, output, usage};
 
 /// A run as it was named.
 struct Named {
@@ -61,30 +61,58 @@ fn shorten(runs: &mut [Named]) {
 }
 
 /// The index of a run, which joins the others where it is not among them.
-fn index(runs: &mut Vec<Named>, wanted: &str) -> usize {
-    runs.iter().position(|r| r.is(wanted)).unwrap_or_else(|| {
-        runs.push(Named::new(wanted));
-        runs.len() - 1
-    })
+fn index(runs: &mut Vec<Named>, wanted: &str) -> Result<usize, Failure> {
+    if let Some(found) = runs.iter().position(|r| r.is(wanted)) {
+        return Ok(found);
+    }
+    let run = Named::new(wanted);
+    if !run.path.exists() {
+        let names: Vec<&str> = runs.iter().map(|r| r.name.as_str()).collect();
+        let there = if names.is_empty() { String::new() } else { format!("; there are: {}", names.join(", ")) };
+        return Err(Failure::Usage(Error::invalid(format!("`{}` is neither a path nor the name of a run{there}", wanted.escape_debug()))));
+    }
+    runs.push(run);
+    Ok(runs.len() - 1)
+}
+
+/// Names tell runs apart in tables and options, so each belongs to one, and none has line breaks or other control characters.
+fn check_names(runs: &[Named]) -> Result<(), Failure> {
+    let mut seen = HashSet::new();
+    for run in runs {
+        let shown = run.name.escape_debug();
+        let what = match () {
+            () if run.name.chars().any(char::is_control) => format!("the name `{shown}` has control characters; choose another"),
+            () if !seen.insert(run.name.as_str()) => format!("two runs are called `{shown}`; give each a name of its own, as in NAME=PATH"),
+            () => continue,
+        };
+        return Err(Failure::Usage(Error::invalid(what)));
+    }
+    Ok(())
 }
 
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     let mut runs: Vec<Named> = Vec::new();
     for given in &args.runs {
-        index(&mut runs, given);
+        match runs.iter().find(|r| r.given == *given) {
+            Some(_) => continue,
+            None => runs.push(Named::new(given)),
+        }
     }
+    check_names(&runs)?;
     let mut spec = CompareSpec::default();
     if let Some([frozen, full]) = args.gap.as_deref() {
-        let (frozen, full) = (index(&mut runs, frozen), index(&mut runs, full));
+        let (frozen, full) = (index(&mut runs, frozen)?, index(&mut runs, full)?);
         spec = spec.gap(frozen, full);
     }
     if let Some(baseline) = &args.baseline {
-        spec = spec.baseline(index(&mut runs, baseline));
+        spec = spec.baseline(index(&mut runs, baseline)?);
     }
     shorten(&mut runs);
+    check_names(&runs)?;
     let read = runs.iter().map(|r| Ok((r.name.clone(), r.predictions()?))).collect::<Result<Vec<_>, Failure>>()?;
     let comparison = compare(&read, &spec).map_err(usage)?;
     if let Some(path) = &args.svg {
+        output::replaceable(path, "<svg", "a drawing")?;
         draw(&runs, path)?;
     }
     if args.json {

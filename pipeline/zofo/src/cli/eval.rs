@@ -12,7 +12,7 @@ use zofo_pipeline::cluster::parse_compute;
 use super::{
     Failure,
     args::EvalArgs,
-    cache, console, interrupt,
+    cache, console, interrupt, output,
     progress::{Progress, by_class, scored},
     usage,
 };
@@ -64,7 +64,7 @@ fn writable(path: &Path) -> Result<(), Failure> {
     let what = match () {
         () if path.is_dir() => "this is a folder; name a file for the predictions",
         () if !folder.is_dir() => "the folder of this file does not exist; make it first",
-        () => return Ok(()),
+        () => return output::replaceable(path, "{\"line\":", "predictions"),
     };
     Err(Failure::Usage(Error::invalid(format!("{}: {what}", path.display()))))
 }

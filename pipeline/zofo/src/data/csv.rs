@@ -92,6 +92,11 @@ impl CsvRows {
         // First, because such a quote also upsets the number of fields.
         self.check_quotes()?;
         let more = more?;
+        if let (false, Some(line)) = (more, self.quotes.borrow().unclosed()) {
+            return Err(Error::format(format!(
+                "line {line}: a quote is opened here and not closed before the end of the file; close it, or fetch the file again if it was cut short"
+            )));
+        }
         Ok(more.then(|| self.row.position().map_or(before, |p| p.line()) + self.offset))
     }
 

@@ -137,9 +137,9 @@ impl<'a> Writer<'a> {
     fn line(&mut self, class: usize) -> String {
         let mut clauses = self.incident(class);
         if self.chance(0.5) {
-            clauses.push(self.aside());
+            let at = self.stream.below(clauses.len() + 1);
+            clauses.insert(at, self.aside());
         }
-        shuffle(&mut clauses, &mut self.stream);
         let mut text = self.header();
         for (i, clause) in clauses.iter().enumerate() {
             if i > 0 {
@@ -163,14 +163,12 @@ impl<'a> Writer<'a> {
     fn incident(&mut self, class: usize) -> Vec<String> {
         let others = self.others(class, 2);
         let (cause, effect) = (self.event(class), self.event(others[0]));
-        const NEWEST_FIRST: f64 = 0.75;
-        let order = if self.chance(NEWEST_FIRST) { "newest_first" } else { "oldest_first" };
-        let relation = self.part(order).replace("{c}", &cause).replace("{e}", &effect);
+        let relation = self.part("newest_first").replace("{c}", &cause).replace("{e}", &effect);
         let mut clauses = vec![self.mistyped(&relation)];
         if self.chance(0.7) {
             let excluded = self.event(others[1]);
             let clause = self.part("exclusions").replace("{x}", &excluded);
-            clauses.push(self.mistyped(&clause));
+            clauses.insert(0, self.mistyped(&clause));
         }
         clauses
     }

@@ -19,17 +19,22 @@ pub(super) struct Quotes {
     offset: u64,
     /// Offset and line of the first offence.
     found: Option<(u64, u64)>,
+    /// Line of the last quote that opened a field.
+    opened: u64,
 }
 
 impl Quotes {
     pub fn new(delimiter: u8) -> Self {
-        Self { delimiter, state: State::FieldStart, line: 1, offset: 0, found: None }
+        Self { delimiter, state: State::FieldStart, line: 1, offset: 0, found: None, opened: 0 }
     }
 
     /// Takes the next bytes.
     pub fn watch(&mut self, bytes: &[u8]) {
         for byte in bytes {
             let ends_field = *byte == self.delimiter || matches!(byte, b'\r' | b'\n');
+            if (self.state, byte) == (State::FieldStart, &b'"') {
+                self.opened = self.line;
+            }
             self.state = match (self.state, byte) {
                 (State::FieldStart, b'"') => State::Quoted,
                 (State::Quoted, b'"') => State::Quote,
@@ -52,6 +57,13 @@ impl Quotes {
     }
 }
 
+impl Quotes {
+    /// At the end of the file: the line of a quote that was opened and never closed.
+    pub fn unclosed(&self) -> Option<u64> {
+        (self.state == State::Quoted).then_some(self.opened)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +75,15 @@ mod tests {
         quotes.watch(a);
         quotes.watch(b);
         quotes.before(text.len() as u64)
+    }
+
+    #[test]
+    fn a_quote_that_is_never_closed() {
+        for (text, line) in [("a,b\n1,\"c\nd", Some(2)), ("a\n\"b \"\"c\"\"", Some(2)), ("a\n\"b\"", None), ("a\n\"b\"\n", None)] {
+            let mut quotes = Quotes::new(b',');
+            quotes.watch(text.as_bytes());
+            assert_eq!(quotes.unclosed(), line, "{text}");
+        }
     }
 
     #[test]
