@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! 04:51 gw-11d7 WARN not sudden link lost; E47 coolant low because of fuse blown         power
-//! 23:07:40 mot-5a3e INFO first disk full (x3) so brief uplink down, uptime 4 h            storage
+//! 23:07:40 mot-5a3e INFO uptime 4 h, brief uplink down <- disk full (x3)                  storage
 //! ```
 //!
-//! A line names two or three events of different classes: what began it, what came of it, and often what it was not. Its class is that of the
-//! first, and only the wording tells which that is: three in four lines name the newest event first, the others the oldest. The classes' words
-//! turn up in lines of every class, names are shared between classes (a bus, a cell, a coil, a drive, a fan, a head), and there are typing mistakes.
+//! A line names two or three events of different classes, the newest first: often what it was not, then what came of it, then what began it. Its
+//! class is that of the last. All of them turn up in every place, so which events a line names says little. The classes' words turn up in lines of
+//! every class too, names are shared between classes (a bus, a cell, a coil, a drive, a fan, a head), and there are typing mistakes.
 //!
 //! Training and held-out lines share event names and nothing else: sentence patterns, ids and numbers are disjoint.
 

@@ -14,8 +14,8 @@ fn training_needs_nothing_but_the_program() {
     assert!(place.path("run/adapter/adapter_model.safetensors").is_file());
     let record = place.json("run/run.json");
     assert_eq!((record["model"].as_str(), record["data"]["path"].as_str()), (Some("embedded"), Some("embedded/train")));
-    place.run(&["train", "--resume", "run", "--steps", "3"]).ok();
-    assert_eq!(place.json("run/summary.json")["steps"], 3);
+    // It opens both by name; the learning rate has fallen to 0 at the last step, so that the run has no further ones.
+    assert!(place.run(&["train", "--resume", "run"]).ok().err.contains("nothing is left to do"));
     let scored = place.run(&["eval", "--model", "embedded", "--adapter", "run", "--data", "embedded", "--limit", "10", "--json"]).ok();
     assert!(scored.out.contains("\"examples\":10") || scored.out.contains("\"examples\": 10"), "{}", scored.out);
     place
