@@ -109,6 +109,15 @@ fn templates_that_cannot_run_are_refused() {
     assert_eq!(*e.kind(), ErrorKind::Format, "{e}");
 }
 
+/// As long as a template may be, and as deep as that makes them: an answer or an error, and no overflow of the stack.
+#[test]
+fn long_chains_of_operators_have_stack() {
+    for link in ["not ", "-", "1+", "1|string|string+"] {
+        let source = format!("{{{{ {}1 }}}}", link.repeat(60_000 / link.len()));
+        let _ = ChatTemplate::new(&source, None, None).map(|t| t.render(&conversation(), true));
+    }
+}
+
 /// Work, memory and recursion end, whatever a template asks for.
 #[test]
 fn hostile_templates_end() {

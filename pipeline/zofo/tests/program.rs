@@ -3,10 +3,10 @@
 
 #[path = "program/bad_input.rs"]
 mod bad_input;
-#[path = "program/config.rs"]
-mod config;
 #[path = "program/commands.rs"]
 mod commands;
+#[path = "program/config.rs"]
+mod config;
 #[cfg(feature = "embedded")]
 #[path = "program/embedded.rs"]
 mod embedded;
