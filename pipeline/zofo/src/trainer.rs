@@ -29,6 +29,7 @@ use crate::{
     options::TrainOptions,
     run_folder::{RunFolder, RunLock},
     summary::Summary,
+    tokens::Encoder,
 };
 
 /// A training run, checked and ready.
@@ -122,6 +123,12 @@ impl Trainer {
         let data = self.eval.as_ref().unwrap_or(&self.train);
         let text = data.template.render(&data.examples.first()?.fields, characters);
         Some(text.trim_end_matches(' ').to_owned())
+    }
+
+    /// Tokens of the longest class word; `None` for data without classes.
+    pub fn label_tokens(&self) -> Option<usize> {
+        let encoder = Encoder::new(self.model.tokenizer(), &self.train, self.max_length, true).ok()?;
+        encoder.labels().iter().map(Vec::len).max()
     }
 
     /// The devices' descriptions.

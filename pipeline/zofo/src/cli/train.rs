@@ -135,11 +135,9 @@ struct Again {
 impl Again {
     /// Characters of each field of the prompt that is shown.
     const SHOWN: usize = 120;
-    /// Tokens that a class's word may have when a prompt is tried.
-    const WORD: usize = 4;
 
     fn new(args: &TrainArgs, trainer: &Trainer) -> Self {
-        let most = trainer.eval_spec().filter(|s| s.classes.is_some()).map(|_| format!(" --max-tokens {}", Self::WORD)).unwrap_or_default();
+        let most = trainer.label_tokens().map(|n| format!(" --max-tokens {n}")).unwrap_or_default();
         let prompt = trainer.sample_prompt(Self::SHOWN).map(|p| format!("{}{most}", console::quoted(&escaped(&p))));
         let data = trainer.eval_spec().map(|spec| {
             if let Some(name) = spec.name() {
