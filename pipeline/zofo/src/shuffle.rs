@@ -15,6 +15,7 @@ pub(crate) enum Purpose {
     /// The next token.
     Token = 4,
     /// Lines of the embedded data.
+    #[cfg(feature = "embedded")]
     DeviceLogs = 5,
     /// Examples of a bootstrap sample.
     Bootstrap = 6,
