@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use zofo_hal::{DType, Error, ErrorKind, Result};
+use zofo_hal::{DType, Error, Result};
 
 use self::reader::Reader;
 use super::mapped::MappedBytes;
@@ -185,13 +185,12 @@ impl Gguf {
         let Some(dtype) = known(entry.type_number).and_then(|(_, dtype)| dtype) else {
             let readable = TYPES.iter().filter(|t| t.2.is_some()).map(|t| t.1).collect::<Vec<_>>().join(", ");
             return Err(Error::unsupported(format!(
-                "{}: tensor `{name}` is of type {}; supported are {readable}, quantise the model to one of them",
-                self.path.display(),
+                "tensor `{name}` is of type {}; supported are {readable}, quantise the model to one of them",
                 known(entry.type_number).map_or_else(|| format!("number {}", entry.type_number), |(name, _)| name.into())
             )));
         };
         let bytes = self.bytes.slice(entry.range.clone());
-        let bytes = bytes.ok_or_else(|| Error::format(format!("{}: tensor `{name}` reaches past the end", self.path.display())))?;
+        let bytes = bytes.ok_or_else(|| Error::format(format!("tensor `{name}` reaches past the end")))?;
         // `place` found the tensor's bytes in the file, so its counts fit.
         Ok(Some(GgufTensor { dtype, rows: entry.rows as usize, cols: entry.cols as usize, bytes }))
     }
@@ -280,6 +279,6 @@ fn place(entries: &mut HashMap<String, Entry>, header: usize, alignment: u64, fi
 }
 
 /// What is wrong with a file that lacks a key.
-fn missing(path: &Path, key: &str) -> Error {
-    Error::new(ErrorKind::Format, format!("{}: `{key}` is missing; is it a language model?", path.display()))
+fn missing(key: &str) -> Error {
+    Error::format(format!("`{key}` is missing; is it a language model?"))
 }

@@ -38,7 +38,7 @@ impl Keys<'_> {
     }
 
     fn need(&self, name: &str) -> Result<usize> {
-        self.count(name)?.ok_or_else(|| missing(self.file.path(), &self.key(name)))
+        self.count(name)?.ok_or_else(|| missing(&self.key(name)))
     }
 
     fn float(&self, name: &str) -> Result<Option<f64>> {
@@ -49,7 +49,7 @@ impl Keys<'_> {
 /// Reads the configuration. `vocab` is the number of rows of the embedding.
 pub(super) fn config(file: &Gguf, vocab: usize) -> Result<ModelConfig> {
     let metadata = file.metadata();
-    let arch = metadata.text("general.architecture")?.ok_or_else(|| missing(file.path(), "general.architecture"))?;
+    let arch = metadata.text("general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
     let family = match arch {
         // Converters write LLaMA, Mistral and SmolLM under one name.
         "llama" => Family::Llama,
@@ -92,7 +92,7 @@ pub(super) fn config(file: &Gguf, vocab: usize) -> Result<ModelConfig> {
         intermediate: keys.need("feed_forward_length")?,
         rms_norm_eps: match keys.float("attention.layer_norm_rms_epsilon")? {
             Some(eps) => eps as f32,
-            None => return Err(missing(file.path(), &keys.key("attention.layer_norm_rms_epsilon"))),
+            None => return Err(missing(&keys.key("attention.layer_norm_rms_epsilon"))),
         },
         rope_theta: theta as f32,
         rope_scaling: scaling(&keys)?,
@@ -133,7 +133,7 @@ fn scaling(keys: &Keys<'_>) -> Result<RopeScaling> {
         (Some("linear") | None, Some(factor)) => {
             Ok(if factor == 1.0 { RopeScaling::None } else { RopeScaling::Linear { factor: factor as f32 } })
         }
-        (Some("linear"), None) => Err(missing(keys.file.path(), &keys.key("rope.scaling.factor"))),
+        (Some("linear"), None) => Err(missing(&keys.key("rope.scaling.factor"))),
         (Some(other), _) => Err(Error::unsupported(format!(
             "rotary scaling `{}` is not supported; none, linear and that of Llama 3 are",
             other.escape_debug()

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, path::Path, sync::Arc};
 
-use zofo_hal::{Error, Result, WeightData, perturb::Projection, quant};
+use zofo_hal::{Error, Result, WeightData, perturb::Projection};
 
 use super::{Gguf, GgufTensor, config, missing};
 use crate::{
@@ -57,10 +57,14 @@ impl GgufModel {
 
     /// Takes a model from an open file. Errors are those of [`GgufModel::open`].
     pub fn new(file: Gguf) -> Result<Self> {
-        let vocab = file.tensor(EMBEDDING)?.ok_or_else(|| missing(file.path(), EMBEDDING))?.rows;
-        let config = config::config(&file, vocab).map_err(|e| e.context(file.path().display()))?;
-        let model = Self { config, file };
-        model.check().map_err(|e| e.context(model.file.path().display()))?;
+        let path = file.path().to_owned();
+        Self::checked(file).map_err(|e| e.context(path.display()))
+    }
+
+    fn checked(file: Gguf) -> Result<Self> {
+        let vocab = file.tensor(EMBEDDING)?.ok_or_else(|| missing(EMBEDDING))?.rows;
+        let model = Self { config: config::config(&file, vocab)?, file };
+        model.check()?;
         Ok(model)
     }
 
@@ -150,14 +154,7 @@ fn unpair(bytes: &[u8], row: usize, head_dim: usize) -> Vec<u8> {
 
 /// All elements, in f32.
 pub(super) fn floats(tensor: &GgufTensor) -> Result<Vec<f32>> {
-    let mut out = vec![0.0; tensor.rows * tensor.cols];
-    let row = tensor.dtype.bytes(tensor.cols).filter(|n| *n > 0);
-    if let Some(row) = row {
-        for (bytes, out) in tensor.bytes.as_ref().chunks_exact(row).zip(out.chunks_exact_mut(tensor.cols)) {
-            quant::dequantise_row(tensor.dtype, bytes, out)?;
-        }
-    }
-    Ok(out)
+    SourceTensor { dtype: tensor.dtype, rows: tensor.rows, cols: tensor.cols, data: WeightData::Borrowed(tensor.bytes.as_ref()) }.to_f32()
 }
 
 #[cfg(test)]
