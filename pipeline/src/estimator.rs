@@ -96,14 +96,24 @@ fn least_eps(compute: DType, two_sided: bool) -> Option<f32> {
     }
 }
 
-/// Which directions share a z.
+/// Which micro-batches share a z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
-    /// One z per direction and micro-batch: more directions for the same work.
+    /// None: more directions for the same work, each with the slope of its own micro-batch's part of the loss.
     MicroBatch,
-    /// One z per direction for the whole mini-batch, as the papers have it.
+    /// All of the mini-batch, as the papers have it: slopes of its whole loss, whatever the number of micro-batches.
     MiniBatch,
+}
+
+impl Scope {
+    /// All scopes, as on the command line.
+    pub const ALL: [(&'static str, Self); 2] = [("mini-batch", Self::MiniBatch), ("micro-batch", Self::MicroBatch)];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, s)| *s == self).map_or("?", |(n, _)| n)
+    }
 }
 
 /// Which factors of an adapter are perturbed and trained by a zeroth-order stage.
@@ -122,7 +132,7 @@ pub enum Factors {
 pub struct EstimatorSpec {
     /// Which one.
     pub name: EstimatorName,
-    /// Directions per micro-batch (Q).
+    /// Directions (Q) that every micro-batch takes.
     pub directions: u32,
     /// Directions per action at most; memory grows with it.
     pub group: u32,

@@ -8,7 +8,7 @@ use zofo_ops::{
 };
 use zofo_pipeline::{
     cluster::parse_compute,
-    estimator::{EstimatorName, EstimatorSpec},
+    estimator::{EstimatorName, EstimatorSpec, Scope},
     order::ScheduleName,
     train::{Decay, OptimiserSpec, TrainSpec},
 };
@@ -52,8 +52,10 @@ pub struct TrainOptions {
     pub micro_batches: u32,
     /// How stages that cannot backpropagate estimate their gradient.
     pub estimator: EstimatorName,
-    /// Random directions per micro-batch (Q).
+    /// Random directions (Q) that every micro-batch takes.
     pub directions: u32,
+    /// Whether the micro-batches of a step take the same directions.
+    pub scope: Scope,
     /// LoRA rank.
     pub rank: usize,
     /// LoRA alpha; `None` is twice the rank.
@@ -110,6 +112,7 @@ impl Default for TrainOptions {
             micro_batches: 4,
             estimator: EstimatorName::CutTangent,
             directions: 8,
+            scope: Scope::MiniBatch,
             rank: 8,
             alpha: None,
             rslora: false,
@@ -200,6 +203,7 @@ impl TrainOptions {
     /// The estimator.
     pub fn estimator_spec(&self) -> EstimatorSpec {
         let mut spec = EstimatorSpec::new(self.estimator, self.directions);
+        spec.scope = self.scope;
         spec.eps = self.eps.unwrap_or(spec.eps);
         spec.two_sided = self.two_sided;
         spec.winsorise = self.winsorise;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Command, CommandFactory};
-use zofo::{TrainOptions, estimator::EstimatorName, options::OptimiserName, order::ScheduleName};
+use zofo::{TrainOptions, estimator::{EstimatorName, Scope}, options::OptimiserName, order::ScheduleName};
 
 use super::{
     args::{Cli, by_name, defaults},
@@ -68,6 +68,10 @@ fn optimiser(name: &str) -> Result<OptimiserName, String> {
 
 fn estimator(name: &str) -> Result<EstimatorName, String> {
     by_name(&EstimatorName::ALL, name)
+}
+
+fn scope(name: &str) -> Result<Scope, String> {
+    by_name(&Scope::ALL, name)
 }
 
 fn schedule(name: &str) -> Result<ScheduleName, String> {
@@ -143,9 +147,12 @@ pub struct TrainArgs {
     /// Gradients of stages that cannot backpropagate: cut-tangent, guided, cut-difference, loss-difference, early-exit, oracle
     #[arg(long, value_name = "NAME", value_parser = estimator, default_value = defaults().estimator.name(), help_heading = "Zeroth-order stages")]
     pub estimator: EstimatorName,
-    /// Random directions per micro-batch
+    /// Random directions that every micro-batch takes
     #[arg(long, value_name = "Q", default_value_t = defaults().directions, help_heading = "Zeroth-order stages")]
     pub directions: u32,
+    /// Take the same directions for the micro-batches of a mini-batch, or new ones for each micro-batch
+    #[arg(long, value_name = "SCOPE", value_parser = scope, default_value = defaults().scope.name(), help_heading = "Zeroth-order stages")]
+    pub scope: Scope,
     /// Their learning rate [default: that of the others for guided, else a fifth of it]
     #[arg(long, value_name = "LR", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
     pub zo_lr: Option<f64>,
@@ -192,6 +199,7 @@ impl TrainArgs {
         o.micro_batches = self.micro_batches;
         o.estimator = self.estimator;
         o.directions = self.directions;
+        o.scope = self.scope;
         o.rank = self.rank;
         o.alpha = self.alpha;
         o.rslora = self.rslora;

@@ -6,7 +6,7 @@ use zofo_hal::{Error, Result};
 use zofo_pipeline::{
     cluster::Cluster,
     devices,
-    estimator::EstimatorName,
+    estimator::{EstimatorName, Scope},
     order::ScheduleName,
     plan::{Plan, PlanRequest},
 };
@@ -149,8 +149,10 @@ impl TrainerBuilder {
         micro_batches: u32 => micro_batches = micro_batches;
         /// The estimator.
         estimator: EstimatorName => estimator = estimator;
-        /// Directions per micro-batch.
+        /// Random directions that every micro-batch takes.
         directions: u32 => directions = directions;
+        /// Whether the micro-batches of a step take the same directions.
+        scope: Scope => scope = scope;
         /// LoRA rank.
         rank: usize => rank = rank;
         /// LoRA alpha.
