@@ -55,26 +55,21 @@ impl Epilogue {
         Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false }
     }
 
-    /// Writes columns `n0 ..` of row number `i` from its accumulators.
+    /// Writes columns `n0 ..` of row number `i` from its accumulators, which are lost.
     #[inline(always)]
-    fn row(&self, i: usize, n0: usize, acc: &[f32]) {
+    fn row(&self, i: usize, n0: usize, acc: &mut [f32]) {
         let r = self.rows.at(i);
         let bias = self.bias.filter(|_| !(self.tangents && self.rows.block(i) > 0));
-        let (mut x, mut y) = ([0.0f32; 128], [0.0f32; 128]);
-        for c in (0..acc.len()).step_by(128) {
-            let n = min(128, acc.len() - c);
-            let (x, y) = (&mut x[..n], &mut y[..n]);
-            x.iter_mut().zip(&acc[c..c + n]).for_each(|(x, a)| *x = self.alpha * a);
-            if self.beta != 0.0 {
-                self.out.load(r, n0 + c, y);
-                x.iter_mut().zip(&*y).for_each(|(x, y)| *x += self.beta * y);
-            }
-            if let Some(bias) = bias {
-                bias.load(0, n0 + c, y);
-                x.iter_mut().zip(&*y).for_each(|(x, y)| *x += y);
-            }
-            self.out.store(r, n0 + c, x);
+        if self.alpha != 1.0 {
+            acc.iter_mut().for_each(|x| *x *= self.alpha);
         }
+        if self.beta != 0.0 {
+            self.out.each(r, n0, acc.len(), |c, y| acc[c] += self.beta * y);
+        }
+        if let Some(bias) = bias {
+            bias.each(0, n0, acc.len(), |c, y| acc[c] += y);
+        }
+        self.out.store(r, n0, acc);
     }
 }
 
@@ -283,7 +278,7 @@ tiered! {
     fn write<'a>(epilogue: &'a Epilogue, numbers: core::ops::Range<usize>, n0: usize, n: usize, tile: Tile) {
         for (i, number) in numbers.enumerate() {
             // Safety: the tile is this thread's.
-            epilogue.row(number, n0, unsafe { &tile.row(i)[..n] });
+            epilogue.row(number, n0, unsafe { &mut tile.row(i)[..n] });
         }
     }
 }
