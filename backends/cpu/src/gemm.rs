@@ -82,8 +82,11 @@ pub(crate) struct Extent {
 /// # Safety
 /// The operands hold the extent; the calling thread alone touches `tile` and `packing`, which were cut for this many rows and columns.
 pub(crate) unsafe fn product(table: &Table, left: &Left<'_>, right: &Right<'_>, e: Extent, tile: Tile, packing: &Packing) {
+    if e.m == 0 || e.n == 0 {
+        return;
+    }
     let np = e.n.div_ceil(NR);
-    assert!(e.n0.is_multiple_of(NR) && np * NR <= tile.ld && e.m.saturating_sub(1) * tile.ld + np * NR <= tile.acc.len());
+    assert!(e.n0.is_multiple_of(NR) && np * NR <= tile.ld && (e.m - 1) * tile.ld + np * NR <= tile.acc.len());
     if e.k == 0 && e.fresh {
         // Safety: the caller's promise.
         (0..e.m).for_each(|i| unsafe { tile.row(i) }[..np * NR].fill(0.0));

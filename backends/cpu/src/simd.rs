@@ -116,30 +116,3 @@ pub(crate) unsafe fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     }
     crate::math::sum_lanes(lanes)
 }
-
-/// `out[i] += s x[i]`.
-///
-/// # Safety
-/// The tier's features are there.
-#[inline(always)]
-pub(crate) unsafe fn axpy<S: Simd>(s: f32, x: &[f32], out: &mut [f32]) {
-    let n = x.len().min(out.len());
-    let whole = n - n % 16;
-    // Safety: every access stays below `whole`, or is to a local copy.
-    unsafe {
-        let factor = S::splat(&s);
-        let mut i = 0;
-        while i < whole {
-            let o = out.as_mut_ptr().add(i);
-            S::store(o, S::fma(S::load(o), factor, S::load(x.as_ptr().add(i))));
-            i += 16;
-        }
-        if whole < n {
-            let (mut y, mut o) = ([0.0f32; 16], [0.0f32; 16]);
-            y[..n - whole].copy_from_slice(&x[whole..n]);
-            o[..n - whole].copy_from_slice(&out[whole..n]);
-            S::store(o.as_mut_ptr(), S::fma(S::load(o.as_ptr()), factor, S::load(y.as_ptr())));
-            out[whole..n].copy_from_slice(&o[..n - whole]);
-        }
-    }
-}

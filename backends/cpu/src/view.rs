@@ -52,6 +52,15 @@ impl Mat {
         Self { ptr: ptr.cast(), dtype: DType::F32, rows, cols, stride }
     }
 
+    /// Rows `row0 .. row0 + rows` and columns `col0 .. col0 + cols` of it.
+    ///
+    /// # Panics
+    /// If they are not within it: a bug of this crate.
+    pub(crate) fn part(&self, row0: usize, rows: usize, col0: usize, cols: usize) -> Self {
+        assert!(row0 + rows <= self.rows && col0 + cols <= self.cols);
+        Self { ptr: self.at(row0, col0), rows, cols, ..*self }
+    }
+
     /// Bytes of an element.
     #[inline(always)]
     pub(crate) fn size(&self) -> usize {
