@@ -1,0 +1,54 @@
+//! Cases of a group in turns: A B C A B C. A machine that slows down for a while then slows all of them.
+
+use crate::Case;
+use std::time::Instant;
+use zofo_hal::Result;
+
+/// Runs are repeated until a turn takes this long, so that the clock's grain and cold caches do not count.
+const TURN_SECONDS: f64 = 0.01;
+
+/// Median seconds of one run of each case, over `rounds` turns. A case that fails has its error.
+pub fn medians(cases: &[Case], rounds: usize) -> Vec<Result<f64>> {
+    let mut turns: Vec<Result<Turn>> = cases.iter().map(Turn::new).collect();
+    for _ in 0..rounds {
+        for turn in &mut turns {
+            if let Ok(t) = turn
+                && let Err(e) = t.take()
+            {
+                *turn = Err(e);
+            }
+        }
+    }
+    turns.into_iter().map(|t| t.map(Turn::median)).collect()
+}
+
+struct Turn {
+    run: crate::Run,
+    repeats: usize,
+    seconds: Vec<f64>,
+}
+
+impl Turn {
+    fn new(case: &Case) -> Result<Self> {
+        let mut turn = Self { run: case.prepare()?, repeats: 1, seconds: Vec::new() };
+        turn.take()?;
+        let once = turn.seconds.pop().unwrap_or(TURN_SECONDS);
+        turn.repeats = (TURN_SECONDS / once.max(1e-9)).ceil().max(1.0) as usize;
+        Ok(turn)
+    }
+
+    fn take(&mut self) -> Result<()> {
+        let start = Instant::now();
+        for _ in 0..self.repeats {
+            (self.run)()?;
+        }
+        self.seconds.push(start.elapsed().as_secs_f64() / self.repeats as f64);
+        Ok(())
+    }
+
+    fn median(mut self) -> f64 {
+        self.seconds.sort_by(f64::total_cmp);
+        let n = self.seconds.len();
+        (self.seconds[(n - 1) / 2] + self.seconds[n / 2]) / 2.0
+    }
+}
