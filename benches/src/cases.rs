@@ -1,7 +1,12 @@
 //! What is measured, a file per suite. Both harnesses, criterion and the report, run these.
 
+mod attention;
 mod ceilings;
+mod elementwise;
+mod lora;
 mod matmul;
+mod model;
+mod perturb;
 
 use crate::{Case, Subject};
 
@@ -14,7 +19,15 @@ pub struct Suite {
 }
 
 /// Every suite, cheap ones first.
-pub const SUITES: &[Suite] = &[Suite { name: "ceilings", cases: ceilings::cases }, Suite { name: "matmul", cases: matmul::cases }];
+pub const SUITES: &[Suite] = &[
+    Suite { name: "ceilings", cases: ceilings::cases },
+    Suite { name: "perturb", cases: perturb::cases },
+    Suite { name: "elementwise", cases: elementwise::cases },
+    Suite { name: "attention", cases: attention::cases },
+    Suite { name: "lora", cases: lora::cases },
+    Suite { name: "matmul", cases: matmul::cases },
+    Suite { name: "model", cases: model::cases },
+];
 
 /// The suite called `name`.
 pub fn suite(name: &str) -> Option<&'static Suite> {

@@ -13,7 +13,6 @@ mod kernels;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::{
     hint::black_box,
-    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -74,11 +73,21 @@ pub struct Ceilings {
     pub read: f64,
 }
 
+/// [`READ_BYTES`] to read.
+pub struct Memory(Vec<u64>);
+
+impl Memory {
+    /// Memory with something in every page: pages that were never written are all the same one.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self((0..(READ_BYTES / 8) as u64).collect())
+    }
+}
+
 /// Measures ceilings on threads of its own.
 pub struct Probe {
     pool: ThreadPool,
     fma: Kernel,
-    memory: OnceLock<Vec<u64>>,
 }
 
 impl Probe {
@@ -88,7 +97,7 @@ impl Probe {
     /// If threads cannot be started.
     pub fn new(threads: usize) -> Self {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads of a probe");
-        Self { pool, fma: Kernel::fma()[0], memory: OnceLock::new() }
+        Self { pool, fma: Kernel::fma()[0] }
     }
 
     /// Its threads.
@@ -101,13 +110,11 @@ impl Probe {
         self.pool.broadcast(|_| kernel.run(rounds));
     }
 
-    /// Reads [`READ_BYTES`], a part on each thread.
-    pub fn read_memory(&self) {
-        // Pages that were never written are all the same one.
-        let memory = self.memory.get_or_init(|| (0..(READ_BYTES / 8) as u64).collect());
+    /// Reads all of it, a part on each thread.
+    pub fn read(&self, memory: &Memory) {
         let sums = self.pool.broadcast(|t| {
-            let n = memory.len() / t.num_threads();
-            sum(&memory[t.index() * n..][..n])
+            let n = memory.0.len() / t.num_threads();
+            sum(&memory.0[t.index() * n..][..n])
         });
         black_box(sums);
     }
@@ -126,8 +133,8 @@ impl Probe {
 
     /// All ceilings.
     pub fn ceilings(&self) -> Ceilings {
-        self.read_memory();
-        let read = READ_BYTES as f64 / best(5, || self.read_memory());
+        let memory = Memory::new();
+        let read = READ_BYTES as f64 / best(5, || self.read(&memory));
         Ceilings { fma: self.fma(), bf16: Kernel::bf16().map(|k| self.flops(&k)), read }
     }
 }

@@ -11,6 +11,7 @@ pub mod paired;
 mod peers;
 mod random;
 pub mod shapes;
+mod synthetic;
 
 pub use case::{Arithmetic, Case, Id, Prepare, Run, Unit, Work};
 #[cfg(feature = "peers")]

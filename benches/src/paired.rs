@@ -6,6 +6,9 @@ use zofo_hal::Result;
 
 /// Runs are repeated until a turn takes this long, so that the clock's grain and cold caches do not count.
 const TURN_SECONDS: f64 = 0.01;
+const MOST_REPEATS: usize = 1 << 20;
+/// A run of this length is a turn, cold or not.
+const LONG_SECONDS: f64 = 0.5;
 
 /// Median seconds of one run of each case, over `rounds` turns. A case that fails has its error.
 pub fn medians(cases: &[Case], rounds: usize) -> Vec<Result<f64>> {
@@ -31,9 +34,13 @@ struct Turn {
 impl Turn {
     fn new(case: &Case) -> Result<Self> {
         let mut turn = Self { run: case.prepare()?, repeats: 1, seconds: Vec::new() };
+        // The first run fills pools and caches; the second says how many make a turn.
         turn.take()?;
-        let once = turn.seconds.pop().unwrap_or(TURN_SECONDS);
-        turn.repeats = (TURN_SECONDS / once.max(1e-9)).ceil().max(1.0) as usize;
+        if turn.seconds[0] < LONG_SECONDS {
+            turn.take()?;
+            turn.repeats = ((TURN_SECONDS / turn.seconds[1]).ceil() as usize).clamp(1, MOST_REPEATS);
+        }
+        turn.seconds.clear();
         Ok(turn)
     }
 

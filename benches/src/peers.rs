@@ -1,5 +1,7 @@
 //! Other libraries, on the same operands' shapes and the same number of threads.
 
+#[cfg(feature = "peers-candle")]
+pub mod candle;
 #[cfg(feature = "peers")]
 pub mod matmul;
 #[cfg(feature = "peers")]
@@ -7,6 +9,7 @@ pub mod normals;
 
 use crate::threads;
 
+#[cfg(feature = "peers")]
 /// The number of threads that a library reads from variable `name`, where it says one.
 fn variable(name: &str) -> Option<usize> {
     std::env::var(name).ok()?.parse().ok()

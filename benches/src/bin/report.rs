@@ -68,8 +68,16 @@ fn report(args: &Args) -> Result<()> {
             print_group(group, &medians, &Ceilings { fma: high, ..start }, low < STEADY * high.max(start.fma));
         }
     }
-    println!("\n- ceilings at the end: {}", describe(&probe.ceilings()));
+    let peak = peak_bytes().map(|b| format!("; most memory of this process: {} MB", b / 1_000_000)).unwrap_or_default();
+    println!("\n- ceilings at the end: {}{peak}", describe(&probe.ceilings()));
     Ok(())
+}
+
+/// Most memory that the process has held, on Linux.
+fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
 }
 
 fn describe(c: &Ceilings) -> String {

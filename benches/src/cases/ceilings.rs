@@ -2,7 +2,7 @@
 
 use crate::{
     Case, Run, Subject, Work,
-    ceiling::{Kernel, Probe, READ_BYTES},
+    ceiling::{Kernel, Memory, Probe, READ_BYTES},
     threads,
 };
 use std::time::Duration;
@@ -29,9 +29,9 @@ pub fn cases(_: &[Subject]) -> Vec<Case> {
             }
         }
         cases.push(Case::new(format!("ceiling/memory/{n}-threads"), "read", Work::bytes(READ_BYTES), move || {
-            let probe = Probe::new(n);
+            let (probe, memory) = (Probe::new(n), Memory::new());
             let run: Run = Box::new(move || {
-                probe.read_memory();
+                probe.read(&memory);
                 Ok(())
             });
             Ok(run)
