@@ -1,0 +1,7 @@
+//! The suite `attention` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("attention");
+}

@@ -1,0 +1,7 @@
+//! The suite `ceilings` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("ceilings");
+}

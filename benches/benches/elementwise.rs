@@ -1,0 +1,7 @@
+//! The suite `elementwise` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("elementwise");
+}

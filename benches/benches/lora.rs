@@ -1,0 +1,7 @@
+//! The suite `lora` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("lora");
+}

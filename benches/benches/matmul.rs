@@ -1,0 +1,7 @@
+//! The suite `matmul` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("matmul");
+}

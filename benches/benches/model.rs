@@ -1,0 +1,7 @@
+//! The suite `model` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("model");
+}

@@ -1,0 +1,7 @@
+//! The suite `perturb` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("perturb");
+}

@@ -1,0 +1,106 @@
+//! Which devices are measured: a table of factories, and the choice of the environment.
+
+use crate::{Case, Lab, Run, Work};
+use std::{env, sync::OnceLock};
+use zofo_cpu::{CpuDevice, CpuOptions, Isa};
+use zofo_hal::{DeviceRef, Error, Op, Result, TensorArg};
+
+/// Opens a device with a number of host threads.
+pub type Open = fn(usize) -> Result<DeviceRef>;
+
+/// A kind of device.
+#[derive(Clone, Copy)]
+pub struct Factory {
+    /// Its name in `ZOFO_BENCH_DEVICES`; results are those of `zofo-NAME`.
+    pub name: &'static str,
+    /// Opens one.
+    pub open: Open,
+}
+
+/// Every kind of device. A new backend is one more line; the first one is measured unless the environment says otherwise.
+pub const FACTORIES: &[Factory] = &[
+    Factory { name: "cpu", open: |threads| cpu(threads, None) },
+    Factory { name: "cpu-scalar", open: |threads| cpu(threads, Some(Isa::Scalar)) },
+    Factory { name: "cpu-avx2", open: |threads| cpu(threads, Some(Isa::Avx2)) },
+    Factory { name: "cpu-avx512", open: |threads| cpu(threads, Some(Isa::Avx512)) },
+    Factory { name: "cpu-neon", open: |threads| cpu(threads, Some(Isa::Neon)) },
+];
+
+fn cpu(threads: usize, isa: Option<Isa>) -> Result<DeviceRef> {
+    let mut options = CpuOptions::default();
+    (options.threads, options.isa) = (Some(threads), isa);
+    Ok(CpuDevice::new(options)?)
+}
+
+/// Threads of every contestant: `ZOFO_BENCH_THREADS`, or the physical cores that the process may use.
+///
+/// # Panics
+/// If the variable is no number, or there is no CPU device.
+pub fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| match env::var("ZOFO_BENCH_THREADS") {
+        Ok(n) => n.parse().ok().filter(|n| *n > 0).unwrap_or_else(|| panic!("ZOFO_BENCH_THREADS is `{n}`; it must be a number above 0")),
+        Err(_) => physical_cores(),
+    })
+}
+
+/// The physical cores that the process may use, as the CPU backend counts them.
+pub(crate) fn physical_cores() -> usize {
+    CpuDevice::new(CpuOptions::default()).expect("a CPU device").threads()
+}
+
+/// A device to measure.
+#[derive(Clone)]
+pub struct Subject {
+    /// `zofo-cpu`, ...
+    pub who: String,
+    /// The device.
+    pub device: DeviceRef,
+}
+
+/// The devices that `ZOFO_BENCH_DEVICES` names (`cpu,cpu-avx2`; `all` are those that open here), or else the first of the table.
+///
+/// # Errors
+/// `InvalidArgument` for a name that is not in the table; what opening a named device gives.
+pub fn selected() -> Result<Vec<Subject>> {
+    let names = env::var("ZOFO_BENCH_DEVICES").unwrap_or_else(|_| FACTORIES[0].name.into());
+    let open = |f: &Factory| Ok(Subject { who: format!("zofo-{}", f.name), device: (f.open)(threads())? });
+    if names == "all" {
+        return Ok(FACTORIES.iter().filter_map(|f| open(f).ok()).collect());
+    }
+    let find = |name: &str| {
+        let all = || FACTORIES.iter().map(|f| f.name).collect::<Vec<_>>().join(", ");
+        let unknown = || Error::invalid(format!("ZOFO_BENCH_DEVICES: `{name}` is not among {}, all", all()));
+        open(FACTORIES.iter().find(|f| f.name == name).ok_or_else(unknown)?)
+    };
+    names.split(',').map(|name| find(name.trim())).collect()
+}
+
+impl Subject {
+    /// A case that runs one op, or none where the device lacks it. `variant` tells cases of one group apart that are all this device's.
+    pub fn op(&self, group: &str, variant: &str, work: Work, build: impl Fn(&mut Lab) -> Result<Op<TensorArg>> + 'static) -> Option<Case> {
+        let who = if variant.is_empty() { self.who.clone() } else { format!("{}+{variant}", self.who) };
+        let asked = Lab::asking(&self.device).and_then(|mut lab| build(&mut lab));
+        let runs = asked.and_then(|op| op.check().map(|()| self.device.supports(&op.spec()).runs()));
+        match runs {
+            Ok(true) => {}
+            Ok(false) => {
+                eprintln!("{group}/{who}: the device does not have this op");
+                return None;
+            }
+            // Shown where it is run.
+            Err(e) => return Some(Case::new(group, who, work, move || Err(e.clone()))),
+        }
+        let device = self.device.clone();
+        let prepare = move || -> Result<Run> {
+            let mut lab = Lab::new(&device)?;
+            let op = build(&mut lab)?;
+            let runner = lab.into_runner();
+            Ok(Box::new(move || {
+                runner.queue().submit(&op)?;
+                runner.queue().synchronize(None)
+            }))
+        };
+        Some(Case::new(group, who, work, prepare))
+    }
+}

@@ -1,0 +1,20 @@
+#![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
+
+mod case;
+pub mod cases;
+pub mod ceiling;
+mod devices;
+mod lab;
+pub mod paired;
+#[cfg(any(feature = "peers", feature = "peers-candle"))]
+mod peers;
+mod random;
+pub mod shapes;
+mod synthetic;
+
+pub use case::{Arithmetic, Case, Id, Prepare, Run, Unit, Work};
+#[cfg(feature = "peers")]
+pub(crate) use devices::physical_cores;
+pub use devices::{FACTORIES, Factory, Subject, selected, threads};
+pub use lab::Lab;
