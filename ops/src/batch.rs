@@ -95,6 +95,17 @@ impl MicroBatch {
         Ok(())
     }
 
+    /// A micro-batch of token 0 that takes all of `capacity`, as long as its rows allow.
+    pub fn filling(capacity: Capacity) -> Self {
+        let rows = capacity.rows.max(1) as u32;
+        let sequences = (capacity.sequences.max(1) as u32).min(rows);
+        // All sequences but the last have one row.
+        let cu_seqlens = (0..sequences).chain([rows]).collect();
+        let positions = (1..sequences).map(|_| 0).chain(0..=rows - sequences).collect();
+        let label_rows: Vec<u32> = (0..rows.min(capacity.labels as u32)).collect();
+        Self { ids: vec![0; rows as usize], cu_seqlens, positions, targets: vec![0; label_rows.len()], label_rows }
+    }
+
     /// Rows.
     pub fn rows(&self) -> usize {
         self.ids.len()
@@ -139,12 +150,18 @@ impl Capacity {
 
     /// The bucket that `batch` falls into.
     pub fn of(batch: &MicroBatch) -> Self {
+        Self::bucket(batch.rows(), batch.sequences(), batch.labels())
+    }
+
+    /// The bucket that a micro-batch of `sequences` falls into.
+    pub fn of_sequences(sequences: &[Sequence]) -> Self {
+        let labels = sequences.iter().flat_map(|s| &s.labels).flatten().count();
+        Self::bucket(sequences.iter().map(|s| s.ids.len()).sum(), sequences.len(), labels)
+    }
+
+    fn bucket(rows: usize, sequences: usize, labels: usize) -> Self {
         let up = |n: usize, to: usize| n.max(1).next_multiple_of(to);
-        Self {
-            rows: up(batch.rows(), Self::ROWS),
-            sequences: up(batch.sequences(), Self::SEQUENCES),
-            labels: up(batch.labels(), Self::LABELS),
-        }
+        Self { rows: up(rows, Self::ROWS), sequences: up(sequences, Self::SEQUENCES), labels: up(labels, Self::LABELS) }
     }
 
     /// Exactly what `batch` needs, without rounding up.

@@ -28,7 +28,7 @@ use std::{
 use worker::{Command, Report, ReportKind, UpdateOrder, WorkerSetup};
 use zofo_hal::{DType, DeviceRef, Error, ErrorKind, Result};
 use zofo_ops::{
-    batch::MicroBatch,
+    batch::{Capacity, MicroBatch},
     llama::{Importer, SliceSpec, WeightSource, WeightTypes},
     lora::HostAdapter,
     optim::{Rule, clip},
@@ -78,6 +78,8 @@ pub struct Setup {
     pub seed: u64,
     /// Tokens of the longest sequence.
     pub positions: usize,
+    /// The largest micro-batch to come, where it is known: workers then make room once, and [`Executor::planned_bytes`] knows how much.
+    pub capacity: Option<Capacity>,
 }
 
 impl Setup {
@@ -85,7 +87,7 @@ impl Setup {
     pub fn new(plan: Plan, devices: Vec<StageDevice>, source: SharedSource, adapter: HostAdapter, estimator: EstimatorSpec) -> Self {
         let positions = source.config().max_positions.min(SliceSpec::POSITIONS);
         let (first_order, zeroth_order) = (Rule::ADAMW, Rule::ADAMW);
-        Self { plan, devices, source, adapter, estimator, first_order, zeroth_order, clip: 0.0, seed: 0, positions }
+        Self { plan, devices, source, adapter, estimator, first_order, zeroth_order, clip: 0.0, seed: 0, positions, capacity: None }
     }
 }
 
@@ -162,6 +164,9 @@ pub struct Executor {
     estimator: EstimatorSpec,
     clip: f64,
     importer: Arc<Mutex<Importer>>,
+    devices: Vec<DeviceRef>,
+    /// What each stage will allocate for its activations, as rehearsed.
+    rehearsed: Option<Vec<u64>>,
     /// Set by the first failure: a pipeline with a stage missing cannot go on.
     failed: Option<Error>,
 }
@@ -199,9 +204,32 @@ impl Executor {
             workers.push(Worker { commands, thread: Some(thread) });
         }
         let (plan, estimator, clip) = (setup.plan, setup.estimator, setup.clip);
-        let mut executor = Self { workers, reports, plan, estimator, clip, importer, failed: None };
-        executor.collect(|kind| matches!(kind, ReportKind::Ready), |_, _| Ok(()))?;
+        let devices = setup.devices.into_iter().map(|d| d.device).collect();
+        let mut executor = Self { workers, reports, plan, estimator, clip, importer, devices, rehearsed: None, failed: None };
+        let mut rehearsed = vec![0; stages];
+        executor.collect(
+            |kind| matches!(kind, ReportKind::Ready { .. }),
+            |stage, kind| {
+                if let ReportKind::Ready { activation_bytes } = kind {
+                    rehearsed[stage] = activation_bytes;
+                }
+                Ok(())
+            },
+        )?;
+        executor.rehearsed = setup.capacity.map(|_| rehearsed);
         Ok(executor)
+    }
+
+    /// Device memory at the peak of a step: what is loaded, and what each stage's actions were found to allocate when they were rehearsed at
+    /// [`Setup::capacity`]. To be asked before the first step; `None` where the capacity is not known.
+    pub fn planned_bytes(&self) -> Option<u64> {
+        Some(self.device_bytes() + self.rehearsed.as_ref()?.iter().sum::<u64>())
+    }
+
+    /// Device memory in use, each device counted once. Workers keep a step's buffers for the next, so after a step it is that step's peak.
+    pub fn device_bytes(&self) -> u64 {
+        let first = |i: usize| self.devices[..i].iter().all(|d| !Arc::ptr_eq(d, &self.devices[i]));
+        (0..self.devices.len()).filter(|i| first(*i)).map(|i| self.devices[i].memory().in_use).sum()
     }
 
     /// The plan it runs.
@@ -327,7 +355,7 @@ impl Executor {
         }
         let shared = Arc::new(snapshot.clone());
         self.command(|_| Command::Import(shared.clone()))?;
-        self.collect(|kind| matches!(kind, ReportKind::Ready), |_, _| Ok(()))
+        self.collect(|kind| matches!(kind, ReportKind::Ready { .. }), |_, _| Ok(()))
     }
 
     /// Stops the workers and closes their queues.

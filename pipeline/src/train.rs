@@ -13,7 +13,7 @@ pub use checkpoint::Checkpoint;
 use std::path::Path;
 use zofo_hal::{Error, Result};
 use zofo_ops::{
-    batch::{MicroBatch, Sequence},
+    batch::{Capacity, MicroBatch, Sequence},
     config::ModelConfig,
     lora::{HostAdapter, LoraSpec},
     optim::Rule,
@@ -69,6 +69,8 @@ pub struct TrainSpec {
     pub clip: f64,
     /// Seed of initial adapters and directions.
     pub seed: u64,
+    /// The largest micro-batch to come, where it is known: see [`Session::planned_bytes`].
+    pub capacity: Option<Capacity>,
     /// Tokens of the longest sequence; `None` is what [`zofo_ops::llama::SliceSpec`] takes by itself.
     pub positions: Option<usize>,
 }
@@ -85,6 +87,7 @@ impl TrainSpec {
             warmup: 0,
             clip: 1.0,
             seed: 0,
+            capacity: None,
             positions: None,
         }
     }
@@ -126,6 +129,28 @@ impl TrainSpec {
         ];
         all.drain(..).map(|(k, v)| (k.to_owned(), v)).collect()
     }
+}
+
+/// Divides a mini-batch as evenly as it goes.
+fn micro_batches(batch: &[Sequence], count: u32) -> Result<impl Iterator<Item = &[Sequence]>> {
+    let m = count as usize;
+    if batch.len() < m {
+        return Err(Error::invalid(format!("a mini-batch of {} sequences cannot be split into {m} micro-batches", batch.len())));
+    }
+    let (size, rest) = (batch.len() / m, batch.len() % m);
+    Ok((0..m).map(move |i| {
+        let first = i * size + i.min(rest);
+        &batch[first..first + size + usize::from(i < rest)]
+    }))
+}
+
+/// The smallest capacity that every micro-batch of `batch` fits in, for [`TrainSpec::capacity`].
+///
+/// # Errors
+/// `InvalidArgument` for fewer sequences than micro-batches.
+pub fn capacity_of(batch: &[Sequence], micro_batches: u32) -> Result<Capacity> {
+    let parts = self::micro_batches(batch, micro_batches)?;
+    parts.map(Capacity::of_sequences).reduce(Capacity::max).ok_or_else(|| Error::invalid("0 micro-batches"))
 }
 
 /// A training run in progress.
@@ -176,7 +201,7 @@ impl Session {
         let mut setup = Setup::new(plan, devices, source, adapter, spec.estimator.clone());
         setup.first_order = spec.first_order.rule;
         setup.zeroth_order = spec.zeroth_order.rule;
-        (setup.clip, setup.seed) = (spec.clip, spec.seed);
+        (setup.clip, setup.seed, setup.capacity) = (spec.clip, spec.seed, spec.capacity);
         if let Some(positions) = spec.positions {
             setup.positions = positions;
         }
@@ -211,6 +236,16 @@ impl Session {
         self.executor.weight_bytes()
     }
 
+    /// As [`Executor::planned_bytes`].
+    pub fn planned_bytes(&self) -> Option<u64> {
+        self.executor.planned_bytes()
+    }
+
+    /// As [`Executor::device_bytes`].
+    pub fn device_bytes(&self) -> u64 {
+        self.executor.device_bytes()
+    }
+
     /// What types of base weights were read as what.
     pub fn weight_types(&self) -> Vec<zofo_ops::llama::WeightTypes> {
         self.executor.weight_types()
@@ -221,18 +256,8 @@ impl Session {
     /// # Errors
     /// `InvalidArgument` for fewer sequences than micro-batches, or a sequence that does not fit the model; those of [`Executor::step`].
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
-        let m = self.plan().schedule.workload.micro_batches as usize;
-        if batch.len() < m {
-            return Err(Error::invalid(format!("a mini-batch of {} sequences cannot be split into {m} micro-batches", batch.len())));
-        }
-        let (size, rest) = (batch.len() / m, batch.len() % m);
-        let mut first = 0;
-        let mut batches = Vec::with_capacity(m);
-        for i in 0..m {
-            let n = size + usize::from(i < rest);
-            batches.push(MicroBatch::pack(&self.config, &batch[first..first + n])?);
-            first += n;
-        }
+        let parts = micro_batches(batch, self.plan().schedule.workload.micro_batches)?;
+        let batches = parts.map(|part| MicroBatch::pack(&self.config, part)).collect::<Result<Vec<_>>>()?;
         let labels = batches.iter().map(MicroBatch::labels).sum();
         let tokens = batches.iter().map(MicroBatch::rows).sum();
         let factor = self.spec.factor(self.step);

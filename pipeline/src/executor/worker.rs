@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 use zofo_hal::{
-    DType, Error, ErrorKind, Result, TensorArg,
+    DType, Device, Error, ErrorKind, Rehearsal, Result, TensorArg,
     op::{BoundaryDot, Copies, Form},
     perturb::{Direction, Distribution, Domain, Noise, NoiseParams, Tier},
 };
@@ -51,7 +51,7 @@ pub(super) struct Report {
 }
 
 pub(super) enum ReportKind {
-    Ready,
+    Ready { activation_bytes: u64 },
     Losses { m: u32, rows: Vec<f32> },
     CopyLosses { group: Group, rows: Vec<Vec<f32>> },
     ExitLosses { group: Group, rows: Vec<Vec<f32>> },
@@ -120,7 +120,8 @@ impl WorkerSetup {
         };
         let list = setup.plan.schedule.stages[stage].clone();
         let workload = setup.plan.schedule.workload.clone();
-        let worker = Worker {
+        let capacity = setup.capacity;
+        let mut worker = Worker {
             stage,
             role,
             list,
@@ -136,8 +137,16 @@ impl WorkerSetup {
             batches: Vec::new(),
             noise: HashMap::new(),
             state: State::default(),
+            rehearsing: false,
         };
-        worker.tell(ReportKind::Ready);
+        let activation_bytes = match capacity {
+            None => 0,
+            Some(capacity) => {
+                worker.make_room(capacity)?;
+                worker.rehearse(capacity)?
+            }
+        };
+        worker.tell(ReportKind::Ready { activation_bytes });
         worker.serve(&orders)
     }
 }
@@ -180,10 +189,15 @@ struct Worker {
     batches: Vec<DeviceBatch>,
     noise: HashMap<(Domain, Group), Perturbation>,
     state: State,
+    /// Whether actions run on a stand-in for the device, so that nobody is to hear of them.
+    rehearsing: bool,
 }
 
 impl Worker {
     fn tell(&self, kind: ReportKind) {
+        if self.rehearsing {
+            return;
+        }
         // Only fails when the coordinator is gone, which the next wait for a command notices.
         let _ = self.report.send(Report { stage: self.stage, kind });
     }
@@ -215,7 +229,7 @@ impl Worker {
                     if let Some(o) = &mut self.optimiser {
                         o.import(&mut self.runner, &snapshot.optimisers[self.stage])?;
                     }
-                    self.tell(ReportKind::Ready);
+                    self.tell(ReportKind::Ready { activation_bytes: 0 });
                 }
                 Ok(Command::Stop) => return self.runner.close(),
                 Ok(Command::Update(_) | Command::Skip) => {}
@@ -243,20 +257,72 @@ impl Worker {
     fn upload(&mut self, input: &StepInput) -> Result<()> {
         let labels: usize = input.batches.iter().map(MicroBatch::labels).sum();
         let scale = 1.0 / labels as f32;
-        // One capacity for all micro-batches, so that their activations take turns in the same buffers. When it grows, those are of no more use.
         let held = self.batches.iter().map(DeviceBatch::capacity);
-        let wanted = input.batches.iter().map(Capacity::of).chain(held).reduce(Capacity::max);
-        if let Some(wanted) = wanted.filter(|w| self.batches.len() < input.batches.len() || self.batches.iter().any(|b| b.capacity() != *w)) {
-            self.batches.clear();
-            self.runner.trim();
-            for _ in &input.batches {
-                self.batches.push(DeviceBatch::new(&mut self.runner, wanted)?);
-            }
+        if let Some(wanted) = input.batches.iter().map(Capacity::of).chain(held).reduce(Capacity::max) {
+            self.make_room(wanted)?;
         }
         for (m, batch) in input.batches.iter().enumerate() {
             self.batches[m].upload(&mut self.runner, batch, scale)?;
         }
         Ok(())
+    }
+
+    /// One capacity for all micro-batches, so that their activations take turns in the same buffers. When it grows, those are of no more use.
+    fn make_room(&mut self, capacity: Capacity) -> Result<()> {
+        let count = self.workload.micro_batches as usize;
+        if self.batches.len() == count && self.batches.iter().all(|b| b.capacity() == capacity) {
+            return Ok(());
+        }
+        self.batches.clear();
+        self.runner.trim();
+        for _ in 0..count {
+            self.batches.push(DeviceBatch::new(&mut self.runner, capacity)?);
+        }
+        Ok(())
+    }
+
+    /// Runs the list with micro-batches of `capacity` on a stand-in for the device; the bytes that it would allocate.
+    fn rehearse(&mut self, capacity: Capacity) -> Result<u64> {
+        let device = Rehearsal::new(self.runner.device().clone());
+        let stand_in = Runner::new(device.clone())?;
+        let real = (std::mem::replace(&mut self.runner, stand_in), std::mem::take(&mut self.batches), std::mem::take(&mut self.noise));
+        self.rehearsing = true;
+        // The batches themselves are on the real device by now.
+        let done = self.make_room(capacity).map(|()| device.memory().in_use).and_then(|batches| {
+            self.rehearse_list(capacity)?;
+            Ok(device.memory().peak - batches)
+        });
+        self.state = State::default();
+        self.rehearsing = false;
+        (self.runner, self.batches, self.noise) = real;
+        done
+    }
+
+    fn rehearse_list(&mut self, capacity: Capacity) -> Result<()> {
+        let batch = MicroBatch::filling(capacity);
+        let batches = vec![batch; self.workload.micro_batches as usize];
+        let input = StepInput::new(0, batches, 0.0, 0.0);
+        self.upload(&input)?;
+        let d = self.slice.config().hidden;
+        for action in self.list.clone() {
+            let mut received = None;
+            for (_, payload) in self.workload.consumes(self.stage, &action) {
+                let blocks = match payload {
+                    Payload::Hidden { .. } => 1,
+                    Payload::Copies(g) | Payload::ExitCopies(g) => g.copies(self.workload.form).total(),
+                    Payload::Delta { m } if self.state.delta.contains_key(&m) => continue,
+                    Payload::Delta { .. } => 1,
+                };
+                received = Some(Arc::new(vec![0.0; blocks * capacity.rows * d]));
+            }
+            self.act(&action, &input, received)?;
+        }
+        let directions = match self.role {
+            Role::ZerothOrder if self.workload.readout != Readout::Guide => self.workload.directions * self.workload.micro_batches,
+            _ => 0,
+        };
+        let order = UpdateOrder { grad_scale: 1.0, directions: (0..directions).collect(), coefficients: vec![0.0; directions as usize] };
+        self.update(&input, &order)
     }
 
     /// Waits for what the action needs, except gradients that are here already.

@@ -38,6 +38,11 @@ pub enum Event {
     },
     /// The base model is on its devices: [what was read as what](crate::Model::describe_weights).
     Loaded(String),
+    /// What a step will hold at its peak was planned.
+    Memory {
+        /// Bytes on all devices together: weights, adapters, optimisers, activations, scratch.
+        planned_bytes: u64,
+    },
     /// An evaluation goes on.
     Evaluating {
         /// Which one.

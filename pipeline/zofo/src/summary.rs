@@ -39,6 +39,11 @@ pub struct Summary {
     pub compute_utilisation: f64,
     /// Largest memory use of the process, where the system tells.
     pub peak_rss_bytes: Option<u64>,
+    /// Device memory at the peak of a step, as planned before the first: weights, adapters, optimisers, activations, scratch. `None` where the
+    /// run was too long to look ahead.
+    pub planned_bytes: Option<u64>,
+    /// Highest use of device memory while training.
+    pub device_peak_bytes: u64,
     /// Time of the whole run, evaluation included.
     pub seconds: f64,
     /// Time of the training steps.

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use zofo_hal::{Error, ErrorKind, Result};
-use zofo_ops::{batch::Sequence, files::write_adapter, lora::HostAdapter};
-use zofo_pipeline::{estimator::EstimatorName, ir::Role, train::Session};
+use zofo_ops::{batch::{Capacity, Sequence}, files::write_adapter, lora::HostAdapter};
+use zofo_pipeline::{estimator::EstimatorName, ir::Role, train::{Session, capacity_of}};
 
 use super::{Out, Run, Trainer};
 use crate::{
@@ -18,6 +18,9 @@ use crate::{
     summary::{Summary, ends, peak_rss_bytes},
     tokens::Encoder,
 };
+
+/// Sequences that are looked at before a run for its largest micro-batch: a second or two of tokenising.
+const LOOK_AHEAD: u64 = 1 << 16;
 
 impl Trainer {
     /// Trains. Where the run is asked to stop it finishes the step it is in, saves a checkpoint, and returns with `cancelled` set; a second
@@ -43,6 +46,10 @@ impl Trainer {
             steps: self.options.steps,
         });
         (self.on_event)(&Event::Loaded(self.model.describe_weights(&session.weight_types())));
+        if let Some(bytes) = session.planned_bytes() {
+            (self.on_event)(&Event::Memory { planned_bytes: bytes });
+        }
+        progress.summary.planned_bytes = session.planned_bytes();
         progress.summary.trainable_parameters = parameters;
         if let Out::Resumed(folder) = &self.out {
             progress.take_up(folder)?;
@@ -84,12 +91,28 @@ impl Trainer {
     }
 
     fn session(&self) -> Result<Session> {
-        let spec = self.options.train_spec(self.max_length)?;
+        let mut spec = self.options.train_spec(self.max_length)?;
+        spec.capacity = self.capacity()?;
         let (plan, devices, source) = (self.plan.clone(), self.devices.clone(), self.model.source().clone());
         match &self.out {
             Out::Resumed(folder) => Session::resume(plan, devices, source, spec, &folder.checkpoint()),
             _ => Session::start(plan, devices, source, spec),
         }
+    }
+
+    /// The largest micro-batch of the run. `None` for a run so long that looking through it first would take too long.
+    fn capacity(&self) -> Result<Option<Capacity>> {
+        let o = &self.options;
+        if u64::from(o.steps).saturating_mul(o.batch as u64) > LOOK_AHEAD {
+            return Ok(None);
+        }
+        // What is too long is an error where it is read.
+        let encoder = Encoder::new(self.model.tokenizer(), &self.train, self.max_length, true)?;
+        let mut order = Order::new(&self.train, o.seed);
+        let micro_batches = self.plan.schedule.workload.micro_batches;
+        let of_step = |step| capacity_of(&order.batch(&encoder, step, o.batch)?, micro_batches);
+        let all = (0..o.steps).map(of_step).collect::<Result<Vec<_>>>()?;
+        Ok(all.into_iter().reduce(Capacity::max))
     }
 
     fn train(&mut self, session: &mut Session, progress: &mut Progress, began: Instant) -> Result<()> {
@@ -108,6 +131,7 @@ impl Trainer {
                 Err(e) if session.steps() == 0 => return Err(self.model.check_finite().err().unwrap_or(e)),
                 report => report?,
             };
+            progress.summary.device_peak_bytes = progress.summary.device_peak_bytes.max(session.device_bytes());
             let metrics = Metrics::from(&report);
             let journal = session.take_journal();
             if let Some(logs) = &mut progress.logs {
