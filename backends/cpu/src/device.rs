@@ -122,7 +122,9 @@ fn info(threads: usize, isa: Isa) -> DeviceInfo {
 
 /// The generator's tier of the same name; its bits are the same on every tier, so a missing one costs only time.
 fn noise_tier(isa: Isa) -> perturb::Tier {
-    perturb::Tier::available().find(|t| t.name() == isa.name()).unwrap_or(perturb::Tier::SCALAR)
+    // The generator does not tell kinds of AVX-512 apart.
+    let name = if isa == Isa::Avx512Bf16 { Isa::Avx512.name() } else { isa.name() };
+    perturb::Tier::available().find(|t| t.name() == name).unwrap_or(perturb::Tier::SCALAR)
 }
 
 impl Device for CpuDevice {

@@ -4,20 +4,28 @@
 //! blocks of k are added to the same f32 accumulators in order, so a row's bits depend on that row alone.
 //!
 //! # Shape of the work
-//! - **Tile**: up to [`MC`] rows and [`NC`] columns, accumulated in scratch that stays in the second-level cache, written out once by an
+//! - **Tile**: up to [`MT`] rows and [`NC`] columns, accumulated in scratch that stays in the second-level cache, written out once by an
 //!   [`Epilogue`]. Tiles are what threads take.
-//! - **Block of k**: [`KC`] steps, so that a right-hand panel of `KC x 16` stays in the first-level cache while all rows of the tile pass.
-//! - **Micro-kernel**: as many rows as the tier has registers for, 16 columns.
+//! - **Block of k**: [`KC`] steps. Panels of the right operand are made once per block for all rows of the tile.
+//! - **Block of rows**: [`MC`] rows pass all panels of the block while their steps stay in the second-level cache.
+//! - **Micro-kernel**: as many rows and panels of 16 columns as the tier has registers for.
 //!
-//! The left operand is read where it lies (f32) or converted per block of k. The right one comes as panels `[k][16]`: where a weight has
-//! them already they are used in place, else they are made for the tile ([`pack`]).
+//! The left operand is read where it lies (f32) or converted per block. The right one comes as panels `[k][16]`: where a weight has them
+//! already they are used in place, else they are made for the block ([`pack`]). Up to [`FEW`] rows multiply panels of any type as they
+//! lie, decoded in registers: such products wait for memory. On tiers with bf16 dot products, bf16 activations meet bf16 and quantised
+//! weights as bf16 pairs ([`dot`]); a quantised weight is rounded to bf16 for it.
 
+#[cfg(target_arch = "x86_64")]
+mod dot;
+mod format;
 mod job;
 mod kernel;
 mod pack;
 
+pub(crate) use format::{panel_bytes, units};
 pub(crate) use job::{Epilogue, Extension, Job, JobScratch, Left as JobLeft};
-pub(crate) use kernel::Table;
+use kernel::FEW;
+pub(crate) use kernel::{Panels, Table};
 pub(crate) use pack::{Left, Packing, PackingSlabs, Right, pack_factor};
 
 use crate::scratch::Slab;
@@ -27,10 +35,12 @@ use core::cmp::min;
 pub(crate) const NR: usize = 16;
 /// Steps of k between which accumulators go through memory; a multiple of every quantisation block.
 pub(crate) const KC: usize = 256;
-/// Rows of a tile; a multiple of every tier's micro-kernel.
+/// Rows of a block; a multiple of every tier's micro-kernel.
 pub(crate) const MC: usize = 96;
-/// Columns of a tile; a multiple of every quantisation block.
-pub(crate) const NC: usize = 256;
+/// Rows of a tile; a multiple of [`MC`].
+pub(crate) const MT: usize = 384;
+/// Columns of a tile.
+pub(crate) const NC: usize = 128;
 
 /// Accumulators of a tile: rows `ld` apart, columns in whole panels.
 #[derive(Clone, Copy)]
@@ -55,7 +65,7 @@ impl Tile {
 pub(crate) struct Extent {
     /// Rows.
     pub(crate) m: usize,
-    /// First column of the right operand; a multiple of 16, and of [`NC`] where it is quantised.
+    /// First column of the right operand; a multiple of 16, and of 32 where it is quantised.
     pub(crate) n0: usize,
     /// Columns.
     pub(crate) n: usize,
@@ -70,25 +80,37 @@ pub(crate) struct Extent {
 /// Accumulates `left right` into `tile`.
 ///
 /// # Safety
-/// The operands hold the extent; the calling thread alone touches `tile` and `packing`, which were cut for this many rows and this right
-/// operand.
+/// The operands hold the extent; the calling thread alone touches `tile` and `packing`, which were cut for this many rows and columns.
 pub(crate) unsafe fn product(table: &Table, left: &Left<'_>, right: &Right<'_>, e: Extent, tile: Tile, packing: &Packing) {
-    let panels = e.n.div_ceil(NR);
-    assert!(e.n0.is_multiple_of(NR) && panels * NR <= tile.ld && e.m.saturating_sub(1) * tile.ld + panels * NR <= tile.acc.len());
+    if e.m == 0 || e.n == 0 {
+        return;
+    }
+    let np = e.n.div_ceil(NR);
+    assert!(e.n0.is_multiple_of(NR) && np * NR <= tile.ld && (e.m - 1) * tile.ld + np * NR <= tile.acc.len());
     if e.k == 0 && e.fresh {
         // Safety: the caller's promise.
-        (0..e.m).for_each(|i| unsafe { tile.row(i) }[..panels * NR].fill(0.0));
+        (0..e.m).for_each(|i| unsafe { tile.row(i) }[..np * NR].fill(0.0));
     }
-    let group = right.group();
-    for k0 in (0..e.k).step_by(KC) {
-        let kc = min(KC, e.k - k0);
+    let dot = table.dot.filter(|_| left.is_bf16_rows() && right.is_paired() && e.k.is_multiple_of(2));
+    for (k0, first) in (0..e.k).step_by(KC).flat_map(|k0| (0..np).step_by(NC / NR).map(move |p| (k0, p))) {
+        let (kc, np, p0) = (min(KC, e.k - k0), min(NC / NR, np - first), e.n0 / NR + first);
+        let fresh = e.fresh && k0 == 0;
+        let blocks = (0..e.m).step_by(MC).map(|m0| (m0, min(MC, e.m - m0)));
         // Safety: the caller's promises; panels p0 .. p0 + np and steps k0 .. k0 + kc are within the extent.
         unsafe {
-            let rows = left.block(k0, kc, e.m, packing);
-            for p0 in (0..panels).step_by(group) {
-                let np = min(group, panels - p0);
-                let (b, distance) = right.panels(table, e.right_k + k0, kc, e.n0 / NR + p0, np, packing);
-                (table.sweep)(kc, rows, b, distance, np, tile.acc.ptr().add(p0 * NR), tile.ld, e.fresh && k0 == 0);
+            let acc = |m0: usize| tile.acc.ptr().add(m0 * tile.ld + first * NR);
+            if let Some(dot) = dot {
+                let (b, distance) = right.pairs(table, dot, e.right_k + k0, kc, p0, np, packing);
+                for (m0, m) in blocks {
+                    (dot.sweep)(kc / 2, left.pairs(k0, m0, m, packing), b, distance, np, acc(m0), tile.ld, fresh);
+                }
+            } else if let (true, Some(panels)) = (e.m <= FEW, right.in_place(e.right_k + k0, kc, p0)) {
+                (table.few)(left.block(table, k0, kc, 0, e.m, packing), panels, np, acc(0), tile.ld, fresh);
+            } else {
+                let (b, distance) = right.panels(table, e.right_k + k0, kc, p0, np, packing);
+                for (m0, m) in blocks {
+                    (table.sweep)(kc, left.block(table, k0, kc, m0, m, packing), b, distance, np, acc(m0), tile.ld, fresh);
+                }
             }
         }
     }

@@ -10,17 +10,19 @@ use core::fmt;
 pub enum Isa {
     /// What the compiler may use anyway; products without fused multiply-add.
     Scalar,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// The same with AVX512-BF16: products of bf16 by bf16 in one instruction.
+    Avx512Bf16,
     /// aarch64 with NEON.
     Neon,
 }
 
 impl Isa {
     /// Every tier, slowest first.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon];
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Neon];
 
     /// Tiers that this machine runs, slowest first. Without feature `std` these are the ones that the crate was compiled for.
     pub fn available() -> Vec<Self> {
@@ -33,17 +35,31 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
             Self::Neon => "neon",
         }
+    }
+
+    /// Whether it is faster than the tiers before it. The dot product of bf16 pairs takes AMD's processors as long as one FMA, and Intel's (of
+    /// 2023, where it was measured) as long as four.
+    fn is_worthwhile(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512Bf16 {
+            let vendor = core::arch::x86_64::__cpuid(0);
+            return [vendor.ebx, vendor.edx, vendor.ecx] == [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
+        }
+        true
     }
 
     fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => x86_has!("avx2", "fma"),
+            Self::Avx2 => x86_has!("avx2", "fma", "f16c"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => x86_has!("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+            Self::Avx512 => Self::Avx2.is_available() && x86_has!("avx512f", "avx512bw", "avx512dq", "avx512vl"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.is_available() && x86_has!("avx512bf16"),
             Self::Neon => cfg!(all(target_arch = "aarch64", target_feature = "neon")),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -125,7 +141,7 @@ impl Tier {
 
     /// The fastest tier of this machine.
     pub(crate) fn best() -> Self {
-        Self(Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Scalar))
+        Self(Isa::ALL.into_iter().rev().find(|isa| isa.is_available() && isa.is_worthwhile()).unwrap_or(Isa::Scalar))
     }
 
     pub(crate) fn isa(self) -> Isa {
@@ -141,7 +157,7 @@ impl Tier {
             Isa::Avx2 => unsafe { avx2(task) },
             // Safety: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512(task) },
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512(task) },
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
             Isa::Neon => task.run::<simd::Neon>(),
             _ => task.run::<simd::Scalar>(),
@@ -150,13 +166,13 @@ impl Tier {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<T: Task>(task: T) -> T::Output {
     task.run::<simd::Avx2>()
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn avx512<T: Task>(task: T) -> T::Output {
     task.run::<simd::Avx512>()
 }
@@ -168,7 +184,7 @@ mod tests {
     #[test]
     fn scalar_is_always_there_and_first() {
         assert_eq!(Isa::available()[0], Isa::Scalar);
-        assert_eq!(*Isa::available().last().unwrap(), Tier::best().isa());
+        assert!(Isa::available().contains(&Tier::best().isa()));
     }
 
     #[test]

@@ -28,8 +28,12 @@ pub(crate) trait Simd: 'static {
     type V: Copy;
     /// One f32 in every lane of a register.
     type S: Copy;
-    /// Rows of the largest micro-kernel: as many as the registers hold.
+    /// 16 words of 32 bits.
+    type I: Copy;
+    /// Rows of the largest micro-kernel.
     const MR: usize;
+    /// Its panels. Rows times panels are as many accumulators as the registers hold.
+    const PR: usize;
 
     unsafe fn zero() -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
@@ -40,6 +44,39 @@ pub(crate) trait Simd: 'static {
     unsafe fn fma(acc: Self::V, s: Self::S, v: Self::V) -> Self::V;
     /// `acc + a b`, fused where the tier has it.
     unsafe fn fma_vector(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// 16 f16 at `p`.
+    unsafe fn half(p: *const u8) -> Self::V;
+
+    /// 16 bytes at `p`, zero-extended.
+    unsafe fn bytes(p: *const u8) -> Self::I;
+    /// 16 bytes at `p`, sign-extended.
+    unsafe fn signed_bytes(p: *const u8) -> Self::I;
+    /// 16 words at `p`.
+    unsafe fn words(p: *const u8) -> Self::I;
+    unsafe fn and(a: Self::I, mask: u32) -> Self::I;
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// `a - b`, wrapping.
+    unsafe fn minus(a: Self::I, b: u32) -> Self::I;
+    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I;
+    /// Zeros come in.
+    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I;
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(a: Self::I) -> Self::I {
+        // Safety: the caller's promise.
+        unsafe { Self::shl_by(a, N) }
+    }
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(a: Self::I) -> Self::I {
+        // Safety: the caller's promise.
+        unsafe { Self::shr_by(a, N) }
+    }
+    /// Signed integers as f32.
+    unsafe fn float(a: Self::I) -> Self::V;
+    /// The same bits as f32.
+    unsafe fn bits(a: Self::I) -> Self::V;
     /// `dst[j * 16 + i] = src[i * ld + j]` for 16 rows and columns.
     #[inline(always)]
     unsafe fn transpose(src: *const f32, ld: usize, dst: *mut f32) {
@@ -78,31 +115,4 @@ pub(crate) unsafe fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
         S::store(lanes.as_mut_ptr(), acc);
     }
     crate::math::sum_lanes(lanes)
-}
-
-/// `out[i] += s x[i]`.
-///
-/// # Safety
-/// The tier's features are there.
-#[inline(always)]
-pub(crate) unsafe fn axpy<S: Simd>(s: f32, x: &[f32], out: &mut [f32]) {
-    let n = x.len().min(out.len());
-    let whole = n - n % 16;
-    // Safety: every access stays below `whole`, or is to a local copy.
-    unsafe {
-        let factor = S::splat(&s);
-        let mut i = 0;
-        while i < whole {
-            let o = out.as_mut_ptr().add(i);
-            S::store(o, S::fma(S::load(o), factor, S::load(x.as_ptr().add(i))));
-            i += 16;
-        }
-        if whole < n {
-            let (mut y, mut o) = ([0.0f32; 16], [0.0f32; 16]);
-            y[..n - whole].copy_from_slice(&x[whole..n]);
-            o[..n - whole].copy_from_slice(&out[whole..n]);
-            S::store(o.as_mut_ptr(), S::fma(S::load(o.as_ptr()), factor, S::load(y.as_ptr())));
-            out[whole..n].copy_from_slice(&o[..n - whole]);
-        }
-    }
 }

@@ -2,6 +2,7 @@
 
 use crate::{convert, memory::CpuBuffer};
 use alloc::format;
+use core::cmp::min;
 use zofo_hal::{DType, Error, Result, TensorArg, op::NO_INDEX};
 
 /// A matrix in a buffer of this backend.
@@ -51,6 +52,15 @@ impl Mat {
         Self { ptr: ptr.cast(), dtype: DType::F32, rows, cols, stride }
     }
 
+    /// Rows `row0 .. row0 + rows` and columns `col0 .. col0 + cols` of it.
+    ///
+    /// # Panics
+    /// If they are not within it: a bug of this crate.
+    pub(crate) fn part(&self, row0: usize, rows: usize, col0: usize, cols: usize) -> Self {
+        assert!(row0 + rows <= self.rows && col0 + cols <= self.cols);
+        Self { ptr: self.at(row0, col0), rows, cols, ..*self }
+    }
+
     /// Bytes of an element.
     #[inline(always)]
     pub(crate) fn size(&self) -> usize {
@@ -77,6 +87,17 @@ impl Mat {
         self.check(r, c, out.len());
         // Safety: in range; `of` promises that the elements are there and not written meanwhile.
         unsafe { convert::load(self.dtype, self.at(r, c), out) }
+    }
+
+    /// Calls `f(i, value)` for elements `(r, c + i)`, `i` in `0 .. n`.
+    #[inline(always)]
+    pub(crate) fn each(&self, r: usize, c: usize, n: usize, mut f: impl FnMut(usize, f32)) {
+        let mut room = [0.0f32; 64];
+        for first in (0..n).step_by(64) {
+            let part = &mut room[..min(64, n - first)];
+            self.load(r, c + first, part);
+            part.iter().enumerate().for_each(|(i, x)| f(first + i, *x));
+        }
     }
 
     /// Copies values to elements `(r, c ..)`, rounded once.

@@ -1,23 +1,22 @@
 //! Frozen weights.
 //!
-//! | type | uses | layout | bytes |
-//! |---|---|---|---|
-//! | f32, f16, bf16 | a product | panels of 16 rows, `[rows / 16][cols][16]`, in the checkpoint's type | copied |
-//! | f32, f16, bf16 | look-ups alone | as in the checkpoint | kept in place if shared |
-//! | block-quantised | any | as in the checkpoint | kept in place if shared |
+//! | uses | layout | bytes |
+//! |---|---|---|
+//! | a product | panels of 16 rows in the checkpoint's type ([`crate::gemm::units`]) | copied |
+//! | look-ups alone | as in the checkpoint | kept in place if shared |
 //!
-//! A panel is what the micro-kernel of `x W^T` reads. `dy W` transposes 16 x 16 squares of it as it goes, and a look-up strides through it,
-//! so one copy serves all uses. Quantised rows are unpacked into the panel that is being multiplied.
+//! A panel is what the micro-kernel of `x W^T` reads. `dy W` transposes 16 x 16 squares of it as it goes, and a look-up picks a row out of it,
+//! so one copy serves all uses.
 
 use crate::{
     convert,
-    gemm::NR,
+    gemm::{NR, panel_bytes, units},
     memory::{Block, Counters},
     pool::Pool,
 };
 use alloc::{format, sync::Arc};
 use core::any::Any;
-use zofo_hal::{Error, ErrorKind, MemorySpace, Result, SharedBytes, Weight, WeightData, WeightRef, WeightSpec, quant::dequantise_row};
+use zofo_hal::{DType, Error, ErrorKind, MemorySpace, Result, SharedBytes, Weight, WeightData, WeightRef, WeightSpec, quant::dequantise_row};
 
 /// A weight of this backend.
 pub(crate) struct CpuWeight {
@@ -47,12 +46,11 @@ impl CpuWeight {
             let m = format!("a {dtype} weight [{rows}, {cols}] has {expected} bytes, not {}", bytes.len());
             return Err(Error::invalid(m));
         }
-        let storage = if dtype.is_float() && (uses.nt || uses.nn) {
-            let size = dtype.block().1;
-            let panels = rows.div_ceil(NR).checked_mul(NR * size).and_then(|n| n.checked_mul(cols));
-            let panels = panels.ok_or_else(|| Error::invalid(format!("a weight [{rows}, {cols}] does not fit the address space")))?;
+        let storage = if uses.nt || uses.nn {
+            let panel = panel_bytes(dtype, cols).and_then(|n| n.checked_mul(rows.div_ceil(NR)));
+            let panels = panel.ok_or_else(|| Error::invalid(format!("a weight [{rows}, {cols}] does not fit the address space")))?;
             let block = Block::new(panels, counters, "a weight")?;
-            pack(bytes, rows, cols, size, &block, pool);
+            pack(bytes, spec, &block, pool);
             Storage::Panels(block)
         } else {
             match data {
@@ -115,42 +113,68 @@ impl WeightView<'_> {
     pub(crate) fn row(&self, r: usize, out: &mut [f32]) {
         let WeightSpec { dtype, rows, cols, .. } = self.spec;
         assert!(r < rows && out.len() == cols);
-        let size = dtype.block().1;
         if self.panels {
-            let column = &self.bytes[(r / NR * cols * NR + r % NR) * size..];
-            for (e, o) in column.chunks(NR * size).zip(out) {
-                // Safety: each chunk begins with an element of this row.
-                unsafe { convert::load(dtype, e[..size].as_ptr(), core::slice::from_mut(o)) };
-            }
-            return;
+            return self.panel_row(r, out);
         }
         let row_bytes = dtype.bytes(cols).unwrap_or(0);
         let bytes = &self.bytes[r * row_bytes..][..row_bytes];
-        if dtype.is_float() {
-            // Safety: the row has as many elements as `out`.
-            unsafe { convert::load(dtype, bytes.as_ptr(), out) };
-        } else {
-            // The sizes were checked at import.
-            let _ = dequantise_row(dtype, bytes, out);
-        }
+        convert_row(dtype, bytes, out);
+    }
+
+    /// As [`row`](Self::row), from panels.
+    #[inline(always)]
+    fn panel_row(&self, r: usize, out: &mut [f32]) {
+        let WeightSpec { dtype, cols, .. } = self.spec;
+        let panel = panel_bytes(dtype, cols).unwrap_or(0);
+        let panel = &self.bytes[r / NR * panel..][..panel];
+        // As many whole blocks of the row as there is room for, put together again.
+        let mut room = [0u8; 512];
+        let (block, block_bytes) = dtype.block();
+        let at_once = room.len() / block_bytes * block;
+        let (mut done, mut filled) = (0, 0);
+        units(dtype, cols, r % NR, |from, to, size| {
+            let start = done / block * block_bytes;
+            room[from - start..][..size].copy_from_slice(&panel[to..to + size]);
+            filled = from - start + size;
+            let n = filled / block_bytes * block;
+            if filled.is_multiple_of(block_bytes) && (n == at_once || done + n == cols) {
+                convert_row(dtype, &room[..filled], &mut out[done..done + n]);
+                done += n;
+            }
+        });
     }
 }
 
-/// Row-major rows of `size`-byte elements into panels.
-fn pack(bytes: &[u8], rows: usize, cols: usize, size: usize, block: &Block, pool: &Pool) {
+/// `bytes`, which are exactly `out.len()` elements, as f32.
+#[inline(always)]
+fn convert_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    if dtype.is_float() {
+        debug_assert_eq!(dtype.bytes(out.len()), Some(bytes.len()));
+        // Safety: there are as many elements as in `out`.
+        unsafe { convert::load(dtype, bytes.as_ptr(), out) };
+    } else {
+        // The sizes were checked at import.
+        let _ = dequantise_row(dtype, bytes, out);
+    }
+}
+
+/// Row-major rows into panels. The last panel is filled up with zeros: a block is new, and new memory is zero.
+fn pack(bytes: &[u8], spec: &WeightSpec, block: &Block, pool: &Pool) {
+    let &WeightSpec { dtype, rows, cols, .. } = spec;
     let place = Place(block.ptr());
+    let (row_bytes, panel) = (dtype.bytes(cols).unwrap_or(0), panel_bytes(dtype, cols).unwrap_or(0));
     pool.split(rows.div_ceil(NR), cols * NR, &|panels, _| {
         let place = &place;
-        for panel in panels {
-            for j in 0..NR.min(rows - panel * NR) {
-                let row = &bytes[(panel * NR + j) * cols * size..][..cols * size];
-                // Safety: element (k, j) of this panel is within the block, and this task alone writes the panel.
-                unsafe {
-                    let first = place.0.add((panel * cols * NR + j) * size);
-                    for (k, e) in row.chunks_exact(size).enumerate() {
-                        core::ptr::copy_nonoverlapping(e.as_ptr(), first.add(k * NR * size), size);
-                    }
-                }
+        for p in panels {
+            for r in 0..NR.min(rows - p * NR) {
+                let row = &bytes[(p * NR + r) * row_bytes..][..row_bytes];
+                // Safety: units of row r of panel p are within the block, and this task alone writes the panel.
+                let first = unsafe { place.0.add(p * panel) };
+                units(dtype, cols, r, |from, to, size| {
+                    let unit = &row[from..from + size];
+                    // Safety: as above.
+                    unsafe { core::ptr::copy_nonoverlapping(unit.as_ptr(), first.add(to), size) };
+                });
             }
         }
     });

@@ -67,18 +67,24 @@ impl AsRef<[u8]> for File {
 }
 
 #[test]
-fn quantised_weights_and_tables_stay_where_they_are() {
+fn tables_stay_where_they_are_and_weights_of_products_take_their_rows_alone() {
     let d = device(1);
     let file: SharedBytes = Arc::new(File(vec![0; 34 * 4 + 3]));
-    let spec = WeightSpec { dtype: DType::Q8_0, rows: 2, cols: 64, uses: Uses::ALL };
     let before = d.memory();
     // At an odd offset, as in a file.
-    let w = d.import_weight(&spec, WeightData::Shared(file.clone(), 3..139)).unwrap();
-    let table = WeightSpec { dtype: DType::Bf16, rows: 2, cols: 34, uses: Uses { gather: true, ..Uses::default() } };
-    let t = d.import_weight(&table, WeightData::Shared(file.clone(), 0..136)).unwrap();
-    assert_eq!((w.bytes(), t.bytes()), (136, 136));
+    for (dtype, cols) in [(DType::Q8_0, 64), (DType::Bf16, 34)] {
+        let bytes = dtype.bytes(cols).unwrap() * 2;
+        let table = WeightSpec { dtype, rows: 2, cols, uses: Uses { gather: true, ..Uses::default() } };
+        let t = d.import_weight(&table, WeightData::Shared(file.clone(), 3..3 + bytes)).unwrap();
+        assert_eq!(t.bytes(), bytes);
+        assert_eq!(Arc::strong_count(&file), 2);
+    }
     assert_eq!(d.memory(), before, "nothing is allocated for shared bytes in place");
-    assert_eq!(Arc::strong_count(&file), 3);
+    // Panels of 16 rows: quantised ones stay as small as they are.
+    let spec = WeightSpec { dtype: DType::Q8_0, rows: 2, cols: 64, uses: Uses::ALL };
+    let w = d.import_weight(&spec, WeightData::Shared(file.clone(), 3..139)).unwrap();
+    assert_eq!(w.bytes(), 16 * 68);
+    assert_eq!(Arc::strong_count(&file), 1);
 }
 
 #[test]

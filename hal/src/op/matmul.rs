@@ -1,4 +1,7 @@
 //! Matrix products: plain, with LoRA, and with perturbed LoRA.
+//!
+//! In all of them a device may round the values of a block-quantised weight to the type of the activations they meet, where that has 16 bits:
+//! units that multiply 16-bit numbers have no use for more. The reference device does not.
 
 use super::{Copies, Form, check, descriptor};
 use crate::{Error, Operand, Result, perturb::Site};

@@ -84,7 +84,7 @@ pub fn options() -> TrainOptions {
         batch: 16,
         directions: 2,
         lr: 8e-3,
-        zo_lr: Some(3e-4),
+        zo_lr: Some(1e-3),
         warmup: 10,
         decay: true,
         ..TrainOptions::default()

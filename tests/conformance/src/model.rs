@@ -33,6 +33,15 @@ impl Mat {
         Self { rows: t.rows, cols: t.cols, v, size }
     }
 
+    /// A weight in a product with activations of type `x`: for 16-bit ones a device may round quantised values to their type.
+    pub fn met_by(t: &HostTensor, x: DType) -> Self {
+        let mut w = Self::of(t);
+        if t.dtype.is_quantised() {
+            w.v.iter_mut().for_each(|v| *v = v.in_type(x));
+        }
+        w
+    }
+
     /// One element.
     pub fn at(&self, r: usize, c: usize) -> Est {
         self.v[r * self.cols + c]

@@ -1,6 +1,6 @@
 //! A whole product: tiles, threads, and what is done with a finished tile.
 
-use super::{Extent, MC, NC, NR, Packing, Right, Tile, pack::PackingSlabs, product};
+use super::{Extent, MT, NC, NR, Packing, Right, Tile, pack::PackingSlabs, product};
 use crate::{
     isa::tiered,
     kernels::Context,
@@ -55,26 +55,21 @@ impl Epilogue {
         Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false }
     }
 
-    /// Writes columns `n0 ..` of row number `i` from its accumulators.
+    /// Writes columns `n0 ..` of row number `i` from its accumulators, which are lost.
     #[inline(always)]
-    fn row(&self, i: usize, n0: usize, acc: &[f32]) {
+    fn row(&self, i: usize, n0: usize, acc: &mut [f32]) {
         let r = self.rows.at(i);
         let bias = self.bias.filter(|_| !(self.tangents && self.rows.block(i) > 0));
-        let (mut x, mut y) = ([0.0f32; 128], [0.0f32; 128]);
-        for c in (0..acc.len()).step_by(128) {
-            let n = min(128, acc.len() - c);
-            let (x, y) = (&mut x[..n], &mut y[..n]);
-            x.iter_mut().zip(&acc[c..c + n]).for_each(|(x, a)| *x = self.alpha * a);
-            if self.beta != 0.0 {
-                self.out.load(r, n0 + c, y);
-                x.iter_mut().zip(&*y).for_each(|(x, y)| *x += self.beta * y);
-            }
-            if let Some(bias) = bias {
-                bias.load(0, n0 + c, y);
-                x.iter_mut().zip(&*y).for_each(|(x, y)| *x += y);
-            }
-            self.out.store(r, n0 + c, x);
+        if self.alpha != 1.0 {
+            acc.iter_mut().for_each(|x| *x *= self.alpha);
         }
+        if self.beta != 0.0 {
+            self.out.each(r, n0, acc.len(), |c, y| acc[c] += self.beta * y);
+        }
+        if let Some(bias) = bias {
+            bias.each(0, n0, acc.len(), |c, y| acc[c] += y);
+        }
+        self.out.store(r, n0, acc);
     }
 }
 
@@ -106,16 +101,15 @@ pub(crate) struct JobScratch {
 }
 
 impl JobScratch {
-    /// Cuts scratch for a product with a right operand of `group` (see [`Right::group_of`]), up to `m` rows and `n` columns, and an
-    /// extension of `sets * width` steps.
-    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize, group: usize, extension: usize, spread: bool) -> Self {
-        let (m, n) = (m.min(MC), n.next_multiple_of(NR).min(NC));
+    /// Cuts scratch for a product of up to `m` rows and `n` columns, and an extension of `sets * width` steps.
+    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize, extension: usize, spread: bool) -> Self {
+        let (m, n) = (m.min(MT), n.next_multiple_of(NR).min(NC));
         Self {
             acc: c.workers(workers, m * n),
             own: c.workers(workers, if spread { m * n } else { 0 }),
             extension: c.workers(workers, extension * n),
             rows: c.workers(workers, m),
-            packing: Packing::carve(c, workers, m, group),
+            packing: Packing::carve(c, workers, m, n),
         }
     }
 }
@@ -124,15 +118,14 @@ impl JobScratch {
 const GATE: usize = 1 << 20;
 
 /// Columns and rows of a task.
-fn grid(threads: usize, m: usize, n: usize, k: usize, group: usize) -> (usize, usize) {
+fn grid(threads: usize, m: usize, n: usize, k: usize) -> (usize, usize) {
     let wide = n.next_multiple_of(NR).min(NC);
     if threads == 1 || m.saturating_mul(n).saturating_mul(k) < GATE {
         return (wide, m);
     }
     // Four tasks per thread even out what threads are doing beside. Columns first: each task then reads its part of the right operand once.
     let want = threads * 4;
-    let unit = if group > 4 { NC } else { NR };
-    let columns = n.div_ceil(want).max(64).next_multiple_of(unit).min(NC).min(wide.next_multiple_of(unit));
+    let columns = n.div_ceil(want).next_multiple_of(2 * NR).clamp(2 * NR, NC);
     let across = n.div_ceil(columns);
     let down = want.div_ceil(across);
     // 12 is a multiple of every tier's micro-kernel.
@@ -150,7 +143,7 @@ impl Job<'_> {
         if m == 0 || self.n == 0 {
             return;
         }
-        let (columns, rows) = grid(cx.pool.threads(), m, self.n, self.k, self.right.group());
+        let (columns, rows) = grid(cx.pool.threads(), m, self.n, self.k);
         let (across, down) = (self.n.div_ceil(columns), m.div_ceil(rows));
         // Row by row of the grid: neighbours in time share the left operand.
         cx.pool.run(across * down, &|task, worker| {
@@ -181,8 +174,8 @@ impl Job<'_> {
             }
         }
         let step = scratch.acc.of(worker).len() / ld;
-        for m0 in m.clone().step_by(step.min(MC)) {
-            let rows = m0..min(m0 + step.min(MC), m.end);
+        for m0 in m.clone().step_by(step.min(MT)) {
+            let rows = m0..min(m0 + step.min(MT), m.end);
             // Safety: the caller's promise; slabs are the worker's.
             unsafe {
                 self.base(cx, scratch.rows.of(worker), &packing, n0, n, rows.clone(), acc);
@@ -285,7 +278,7 @@ tiered! {
     fn write<'a>(epilogue: &'a Epilogue, numbers: core::ops::Range<usize>, n0: usize, n: usize, tile: Tile) {
         for (i, number) in numbers.enumerate() {
             // Safety: the tile is this thread's.
-            epilogue.row(number, n0, unsafe { &tile.row(i)[..n] });
+            epilogue.row(number, n0, unsafe { &mut tile.row(i)[..n] });
         }
     }
 }

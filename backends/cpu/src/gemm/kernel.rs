@@ -1,18 +1,51 @@
-//! The micro-kernel, and the functions of the product that are compiled per tier.
+//! The micro-kernels, and the functions of the product that are compiled per tier.
 
-use super::NR;
+#[cfg(target_arch = "x86_64")]
+use super::dot;
+use super::{NR, format};
 use crate::{
     isa::Isa,
     simd::{self, Simd},
 };
+use zofo_hal::DType;
+
+/// Rows up to which a product decodes panels in the micro-kernel ([`Table::few`]) instead of making f32 panels first.
+pub(crate) const FEW: usize = 4;
 
 /// The compiled functions of a tier. A device chooses its table once.
 pub(crate) struct Table {
-    /// Accumulates `kc` steps of all `rows` with `np` panels, which are `distance` elements apart, into accumulators `c`, rows `ldc` apart.
+    /// Accumulates `kc` steps of all `rows` with `np` f32 panels, which are `distance` elements apart, into accumulators `c`, rows `ldc`
+    /// apart.
     pub(crate) sweep:
         unsafe fn(kc: usize, rows: &[*const f32], b: *const f32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool),
+    /// The same for at most [`FEW`] rows, with panels as they lie in a weight.
+    pub(crate) few: unsafe fn(rows: &[*const f32], panels: Panels, np: usize, c: *mut f32, ldc: usize, fresh: bool),
+    /// Steps of a weight's panel as f32, `[kc][16]`.
+    pub(crate) decode: unsafe fn(panels: Panels, dst: *mut f32),
     /// `dst[j * 16 + i] = src[i * ld + j]` for 16 x 16 elements.
     pub(crate) transpose: unsafe fn(src: *const f32, ld: usize, dst: *mut f32),
+    /// Products of bf16 pairs, where the tier has the instruction.
+    pub(crate) dot: Option<&'static Dot>,
+}
+
+/// Products of bf16 by bf16, two steps at a time.
+pub(crate) struct Dot {
+    /// As [`Table::sweep`], for `pairs` pairs of steps; `distance` counts pairs of 16.
+    pub(crate) sweep:
+        unsafe fn(pairs: usize, rows: &[*const u32], b: *const u32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool),
+    /// `2 * pairs` steps of an f32 panel as pairs `[pairs][16][2]`, rounded to nearest even.
+    pub(crate) pair: unsafe fn(src: *const f32, pairs: usize, dst: *mut u32),
+}
+
+/// Steps `k0 .. k0 + kc` of panels as they lie in a weight.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels {
+    pub(crate) data: *const u8,
+    pub(crate) dtype: DType,
+    /// Bytes from panel to panel.
+    pub(crate) bytes: usize,
+    pub(crate) k0: usize,
+    pub(crate) kc: usize,
 }
 
 impl Table {
@@ -23,6 +56,8 @@ impl Table {
             Isa::Avx2 => &avx2::TABLE,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &avx512::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => &AVX512_BF16,
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
             Isa::Neon => &neon::TABLE,
             _ => &scalar::TABLE,
@@ -35,7 +70,7 @@ macro_rules! table {
         mod $tier {
             use super::*;
 
-            pub(super) static TABLE: Table = Table { sweep, transpose };
+            pub(super) const TABLE: Table = Table { sweep, few, decode, transpose, dot: None };
 
             // Safety: called only through the table of a tier that is available; the rest is the caller's promise.
             $(#[target_feature(enable = $features)])?
@@ -55,6 +90,18 @@ macro_rules! table {
 
             // Safety: as above.
             $(#[target_feature(enable = $features)])?
+            unsafe fn few(rows: &[*const f32], panels: Panels, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
+                unsafe { super::few::<$simd>(rows, panels, np, c, ldc, fresh) }
+            }
+
+            // Safety: as above.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn decode(p: Panels, dst: *mut f32) {
+                unsafe { format::each::<$simd, 1>(p.dtype, [p.data], p.k0, p.kc, &mut Unpack(dst)) }
+            }
+
+            // Safety: as above.
+            $(#[target_feature(enable = $features)])?
             unsafe fn transpose(src: *const f32, ld: usize, dst: *mut f32) {
                 unsafe { <$simd>::transpose(src, ld, dst) }
             }
@@ -64,69 +111,88 @@ macro_rules! table {
 
 table!(scalar, simd::Scalar);
 #[cfg(target_arch = "x86_64")]
-table!(avx2, simd::Avx2, "avx2,fma");
+table!(avx2, simd::Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-table!(avx512, simd::Avx512, "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl");
+table!(avx512, simd::Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Table = Table { dot: Some(&dot::DOT), ..avx512::TABLE };
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 table!(neon, simd::Neon);
+
+/// Runs `$run!(rows, panels)` over blocks of `$mr` rows by `$pr` panels, and what is left over at the edges. Of few rows several panels are
+/// taken at a time, so that there are chains enough to hide an addition's latency.
+macro_rules! tiles {
+    ($mr:expr, $pr:expr, $m:expr, $np:expr, $run:ident) => {{
+        let (m, np) = ($m, $np);
+        let whole = m - m % $mr;
+        let mut p = 0;
+        while p < np {
+            let step = if np - p >= $pr { $pr } else { 1 };
+            for i in (0..whole).step_by($mr) {
+                match ($mr, step) {
+                    (12, 2) => $run!(12, 2, i, p),
+                    (12, _) => $run!(12, 1, i, p),
+                    (6, _) => $run!(6, 1, i, p),
+                    _ => $run!(2, 1, i, p),
+                }
+            }
+            p += step;
+        }
+        let rest = m - whole;
+        let wide = match rest {
+            0 => np + 1,
+            1 => 4,
+            2 | 3 => if $pr > 1 { 4 } else { 2 },
+            _ => $pr,
+        };
+        let mut p = if rest == 0 { np } else { 0 };
+        while p < np {
+            let step = if np - p >= wide { wide } else { 1 };
+            match (rest, step) {
+                (1, 4) => $run!(1, 4, whole, p),
+                (1, _) => $run!(1, 1, whole, p),
+                (2, 4) if $mr > 6 => $run!(2, 4, whole, p),
+                (2, 2) if $mr == 6 => $run!(2, 2, whole, p),
+                (2, _) => $run!(2, 1, whole, p),
+                (3, 4) if $mr > 6 => $run!(3, 4, whole, p),
+                (3, 2) if $mr == 6 => $run!(3, 2, whole, p),
+                (3, _) => $run!(3, 1, whole, p),
+                (4, 2) if $mr > 6 => $run!(4, 2, whole, p),
+                (4, _) => $run!(4, 1, whole, p),
+                (5, 2) if $mr > 6 => $run!(5, 2, whole, p),
+                (5, _) => $run!(5, 1, whole, p),
+                (6, 2) if $mr > 6 => $run!(6, 2, whole, p),
+                (6, _) if $mr > 6 => $run!(6, 1, whole, p),
+                (7, 2) if $mr > 6 => $run!(7, 2, whole, p),
+                (7, _) if $mr > 6 => $run!(7, 1, whole, p),
+                (8, 2) if $mr > 6 => $run!(8, 2, whole, p),
+                (8, _) if $mr > 6 => $run!(8, 1, whole, p),
+                (9, 2) if $mr > 6 => $run!(9, 2, whole, p),
+                (9, _) if $mr > 6 => $run!(9, 1, whole, p),
+                (10, 2) if $mr > 6 => $run!(10, 2, whole, p),
+                (10, _) if $mr > 6 => $run!(10, 1, whole, p),
+                (_, 2) if $mr > 6 => $run!(11, 2, whole, p),
+                (_, _) if $mr > 6 => $run!(11, 1, whole, p),
+                _ => {}
+            }
+            p += step;
+        }
+    }};
+}
+pub(super) use tiles;
 
 /// # Safety
 /// Every row is valid for `kc` elements, every panel for `kc * 16`, `c` for all rows and panels; the tier's features are there.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn sweep<S: Simd>(kc: usize, rows: &[*const f32], b: *const f32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
-    let whole = rows.len() - rows.len() % S::MR;
-    // Safety: rows, panels and accumulators below are those of the caller's promise.
-    unsafe {
-        for p in 0..np {
-            let (b, c) = (b.add(p * distance), c.add(p * NR));
-            for i in (0..whole).step_by(S::MR) {
-                let (a, c) = (rows.as_ptr().add(i), c.add(i * ldc));
-                match S::MR {
-                    12 => micro::<S, 12, 1>(kc, a, b, distance, c, ldc, fresh),
-                    6 => micro::<S, 6, 1>(kc, a, b, distance, c, ldc, fresh),
-                    _ => micro::<S, 2, 1>(kc, a, b, distance, c, ldc, fresh),
-                }
-            }
-        }
-        // A few rows alone: several panels at a time, so that there are chains enough to hide an addition's latency.
-        let (a, c) = (rows.as_ptr().add(whole), c.add(whole * ldc));
-        let rest = rows.len() - whole;
-        let step = match rest {
-            0 => return,
-            1 => 4,
-            2 | 3 => 2,
-            _ => 1,
+    macro_rules! run {
+        ($m:literal, $p:literal, $i:expr, $at:expr) => {
+            // Safety: rows, panels and accumulators are those of the caller's promise.
+            unsafe { micro::<S, $m, $p>(kc, rows.as_ptr().add($i), b.add($at * distance), distance, c.add($i * ldc + $at * NR), ldc, fresh) }
         };
-        let mut p = 0;
-        while p < np {
-            let (b, c) = (b.add(p * distance), c.add(p * NR));
-            let several = np - p >= step;
-            macro_rules! run {
-                ($m:literal, $n:literal) => {
-                    micro::<S, $m, $n>(kc, a, b, distance, c, ldc, fresh)
-                };
-            }
-            match rest {
-                1 if several => run!(1, 4),
-                2 if several => run!(2, 2),
-                3 if several => run!(3, 2),
-                1 => run!(1, 1),
-                2 => run!(2, 1),
-                3 => run!(3, 1),
-                4 => run!(4, 1),
-                5 => run!(5, 1),
-                6 if S::MR > 6 => run!(6, 1),
-                7 if S::MR > 6 => run!(7, 1),
-                8 if S::MR > 6 => run!(8, 1),
-                9 if S::MR > 6 => run!(9, 1),
-                10 if S::MR > 6 => run!(10, 1),
-                _ if S::MR > 6 => run!(11, 1),
-                _ => {}
-            }
-            p += if several { step } else { 1 };
-        }
     }
+    tiles!(S::MR, S::PR, rows.len(), np, run);
 }
 
 /// `M` rows by `P` panels, all accumulators in registers.
@@ -146,14 +212,7 @@ unsafe fn micro<S: Simd, const M: usize, const P: usize>(
     // Safety: within what the caller promises.
     unsafe {
         let a: [*const f32; M] = core::array::from_fn(|i| *rows.add(i));
-        let mut acc = [[S::zero(); P]; M];
-        if !fresh {
-            for (i, row) in acc.iter_mut().enumerate() {
-                for (p, acc) in row.iter_mut().enumerate() {
-                    *acc = S::load(c.add(i * ldc + p * NR));
-                }
-            }
-        }
+        let mut acc = load::<S, M, P>(c, ldc, fresh);
         for k in 0..kc {
             let v: [S::V; P] = core::array::from_fn(|p| S::load(b.add(p * distance + k * NR)));
             for (row, a) in acc.iter_mut().zip(&a) {
@@ -163,10 +222,116 @@ unsafe fn micro<S: Simd, const M: usize, const P: usize>(
                 }
             }
         }
-        for (i, row) in acc.into_iter().enumerate() {
-            for (p, acc) in row.into_iter().enumerate() {
-                S::store(c.add(i * ldc + p * NR), acc);
+        store::<S, M, P>(acc, c, ldc);
+    }
+}
+
+/// Accumulators from `c`, or zeros.
+///
+/// # Safety
+/// `c` is valid for them.
+#[inline(always)]
+unsafe fn load<S: Simd, const M: usize, const P: usize>(c: *const f32, ldc: usize, fresh: bool) -> [[S::V; P]; M] {
+    // Safety: the caller's promise.
+    unsafe {
+        let mut acc = [[S::zero(); P]; M];
+        if !fresh {
+            for (i, row) in acc.iter_mut().enumerate() {
+                for (p, acc) in row.iter_mut().enumerate() {
+                    *acc = S::load(c.add(i * ldc + p * NR));
+                }
             }
         }
+        acc
+    }
+}
+
+/// # Safety
+/// `c` is valid for the accumulators.
+#[inline(always)]
+unsafe fn store<S: Simd, const M: usize, const P: usize>(acc: [[S::V; P]; M], c: *mut f32, ldc: usize) {
+    for (i, row) in acc.into_iter().enumerate() {
+        for (p, acc) in row.into_iter().enumerate() {
+            // Safety: the caller's promise.
+            unsafe { S::store(c.add(i * ldc + p * NR), acc) }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`sweep`], with panels of a weight.
+#[inline(always)]
+unsafe fn few<S: Simd>(rows: &[*const f32], panels: Panels, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
+    let mut p = 0;
+    while p < np {
+        let pair = np - p >= 2;
+        macro_rules! run {
+            ($($m:literal)*) => {
+                // Safety: rows, panels and accumulators are those of the caller's promise.
+                match (rows.len(), pair) {
+                    $(
+                        ($m, true) => unsafe { few_micro::<S, $m, 2>(rows.as_ptr(), panels, p, c.add(p * NR), ldc, fresh) },
+                        ($m, false) => unsafe { few_micro::<S, $m, 1>(rows.as_ptr(), panels, p, c.add(p * NR), ldc, fresh) },
+                    )*
+                    _ => unreachable!("a product of few rows has at most {FEW}"),
+                }
+            };
+        }
+        run!(1 2 3 4);
+        p += if pair { 2 } else { 1 };
+    }
+}
+
+/// `M` rows by `P` panels from number `at`.
+///
+/// # Safety
+/// As for [`few`].
+#[inline(always)]
+unsafe fn few_micro<S: Simd, const M: usize, const P: usize>(
+    rows: *const *const f32,
+    panels: Panels,
+    at: usize,
+    c: *mut f32,
+    ldc: usize,
+    fresh: bool,
+) {
+    // Safety: within what the caller promises.
+    unsafe {
+        let a: [*const f32; M] = core::array::from_fn(|i| *rows.add(i));
+        let data: [*const u8; P] = core::array::from_fn(|p| panels.data.wrapping_add((at + p) * panels.bytes));
+        let mut products = Products::<S, M, P> { rows: a, acc: load::<S, M, P>(c, ldc, fresh) };
+        format::each::<S, P>(panels.dtype, data, panels.k0, panels.kc, &mut products);
+        store::<S, M, P>(products.acc, c, ldc);
+    }
+}
+
+/// Accumulators of `M` rows and `P` panels, which every step is added to.
+struct Products<S: Simd, const M: usize, const P: usize> {
+    rows: [*const f32; M],
+    acc: [[S::V; P]; M],
+}
+
+impl<S: Simd, const M: usize, const P: usize> format::Sink<S, P> for Products<S, M, P> {
+    #[inline(always)]
+    unsafe fn step(&mut self, k: usize, v: [S::V; P]) {
+        for i in 0..M {
+            // Safety: the rows have as many steps as the panels.
+            let x = unsafe { S::splat(self.rows[i].add(k)) };
+            for p in 0..P {
+                // Safety: the tier's features are there.
+                self.acc[i][p] = unsafe { S::fma(self.acc[i][p], x, v[p]) };
+            }
+        }
+    }
+}
+
+/// Steps become an f32 panel.
+struct Unpack(*mut f32);
+
+impl<S: Simd> format::Sink<S, 1> for Unpack {
+    #[inline(always)]
+    unsafe fn step(&mut self, k: usize, [v]: [S::V; 1]) {
+        // Safety: there is room for the steps that were asked for.
+        unsafe { S::store(self.0.add(k * NR), v) }
     }
 }

@@ -1,6 +1,10 @@
 //! Operands of a product, brought into the form that the micro-kernel reads.
 
-use super::{KC, NR, Table};
+use super::{
+    KC, MC, NC, NR, Panels, Table,
+    format::{granularity, panel_bytes},
+    kernel::Dot,
+};
 use crate::{
     convert,
     scratch::{Carver, Slab, Slabs},
@@ -8,26 +12,27 @@ use crate::{
     weight::{CpuWeight, WeightView},
 };
 use core::{cmp::min, marker::PhantomData};
-use zofo_hal::{DType, Matrix, Operand, Result, TensorArg, quant::dequantise_row};
+use zofo_hal::{DType, Error, Matrix, Result, TensorArg};
 
 /// Scratch of one product at a time.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing {
-    /// Converted rows of the left operand, `[m][KC]`.
+    /// Converted rows of a block of the left operand, `[m][KC]`.
     left: Slab<f32>,
-    /// Panels of the right operand, `[group][KC][16]`.
+    /// Panels of the right operand, `[NC / 16][KC][16]`.
     panels: Slab<f32>,
-    /// 16 rows, or one row of a group of panels, before they are transposed.
+    /// 16 rows, or two squares of 16 x 16, before they are transposed.
     rows: Slab<f32>,
     pointers: Slab<*const f32>,
 }
 
 impl Packing {
-    /// Cuts scratch for products of up to `m` rows with a right operand of [`Right::group_of`] `group`.
-    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, group: usize) -> PackingSlabs {
+    /// Cuts scratch for products of up to `m` rows and `n` columns.
+    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize) -> PackingSlabs {
+        let (m, panels) = (m.min(MC), n.min(NC).div_ceil(NR));
         PackingSlabs {
             left: c.workers(workers, m * KC),
-            panels: c.workers(workers, group * KC * NR),
+            panels: c.workers(workers, panels * KC * NR),
             rows: c.workers(workers, NR * KC),
             pointers: c.workers(workers, m),
         }
@@ -75,36 +80,69 @@ pub(crate) enum Left<'a> {
 }
 
 impl Left<'_> {
-    /// Steps `k0 .. k0 + kc` of the first `m` rows, as f32.
+    /// Whether pairs of steps can be read where they lie.
+    pub(crate) fn is_bf16_rows(&self) -> bool {
+        matches!(self, Left::Rows { dtype: DType::Bf16, .. })
+    }
+
+    /// Steps from `k0` on of the bf16 rows `m0 .. m0 + m`, in pairs.
+    ///
+    /// # Safety
+    /// The calling thread alone uses `packing`.
+    pub(crate) unsafe fn pairs<'p>(&self, k0: usize, m0: usize, m: usize, packing: &'p Packing) -> &'p [*const u32] {
+        // Safety: the caller's promise; pointers are alike, whatever they point to.
+        let pointers = unsafe { core::slice::from_raw_parts_mut(packing.pointers.part(0, m).ptr().cast::<*const u32>(), m) };
+        if let Left::Rows { rows, .. } = self {
+            pointers.iter_mut().zip(&rows[m0..]).for_each(|(p, row)| *p = row.wrapping_add(2 * k0).cast());
+        }
+        pointers
+    }
+
+    /// Steps `k0 .. k0 + kc` of the rows `m0 .. m0 + m`, as f32.
     ///
     /// # Safety
     /// The operand has them; the calling thread alone uses `packing`.
-    pub(crate) unsafe fn block<'p>(&self, k0: usize, kc: usize, m: usize, packing: &'p Packing) -> &'p [*const f32] {
+    pub(crate) unsafe fn block<'p>(
+        &self,
+        table: &Table,
+        k0: usize,
+        kc: usize,
+        m0: usize,
+        m: usize,
+        packing: &'p Packing,
+    ) -> &'p [*const f32] {
         // Safety: the caller's promise.
         let pointers = unsafe { packing.pointers.part(0, m).get_mut() };
         match self {
             Left::Rows { rows, dtype: DType::F32 } => {
-                for (p, row) in pointers.iter_mut().zip(*rows) {
+                for (p, row) in pointers.iter_mut().zip(&rows[m0..]) {
                     *p = row.cast::<f32>().wrapping_add(k0);
                 }
                 return pointers;
             }
             Left::Rows { rows, dtype } => {
-                for (i, row) in rows[..m].iter().enumerate() {
+                for (i, row) in rows[m0..m0 + m].iter().enumerate() {
                     // Safety: the row has these elements; the slab is this thread's.
                     unsafe { convert::load(*dtype, row.add(k0 * dtype.block().1), packing.left.part(i * KC, kc).get_mut()) };
                 }
             }
             Left::Columns { matrix, first, k0: base } => {
-                // Safety: the slab is this thread's.
-                let left = unsafe { packing.left.part(0, m * KC).get_mut() };
-                let mut chunk = [0.0f32; 64];
-                for k in 0..kc {
-                    for i in (0..m).step_by(64) {
-                        let n = min(64, m - i);
-                        matrix.load(base + k0 + k, first + i, &mut chunk[..n]);
-                        for (j, x) in chunk[..n].iter().enumerate() {
-                            left[(i + j) * KC + k] = *x;
+                let (first, base) = (first + m0, base + k0);
+                let mut square = [0.0f32; NR * NR];
+                let mut turned = [0.0f32; NR * NR];
+                // Safety: the slab is this thread's; squares are 16 x 16.
+                unsafe {
+                    let left = packing.left.part(0, m * KC).get_mut();
+                    for k in (0..kc).step_by(NR) {
+                        for i in (0..m).step_by(NR) {
+                            let (height, width) = (min(NR, kc - k), min(NR, m - i));
+                            for (r, row) in square.chunks_exact_mut(NR).take(height).enumerate() {
+                                matrix.load(base + k + r, first + i, &mut row[..width]);
+                            }
+                            (table.transpose)(square.as_ptr(), NR, turned.as_mut_ptr());
+                            for (j, row) in turned.chunks_exact(NR).take(width).enumerate() {
+                                left[(i + j) * KC + k..][..height].copy_from_slice(&row[..height]);
+                            }
                         }
                     }
                 }
@@ -146,14 +184,17 @@ impl<'a> Right<'a> {
         Ok(match m {
             // Safety: the caller's promise.
             Matrix::Tensor(t) => Self::matrix(unsafe { Mat::of(t) }?, nn),
-            Matrix::Weight(w) => Self::weight(CpuWeight::of(w)?.view()?, nn),
+            Matrix::Weight(w) => Self::weight(CpuWeight::of(w)?.view()?, nn)?,
         })
     }
 
-    pub(crate) fn weight(w: WeightView<'a>, nn: bool) -> Self {
+    fn weight(w: WeightView<'a>, nn: bool) -> Result<Self> {
+        if !w.panels && w.spec.dtype.is_quantised() {
+            return Err(Error::invalid("a quantised weight that was imported for look-ups alone has no product"));
+        }
         let pitch = w.spec.dtype.bytes(w.spec.cols).unwrap_or(0);
         let (rows, cols) = (w.spec.rows, w.spec.cols);
-        Self { data: w.bytes.as_ptr(), dtype: w.spec.dtype, panels: w.panels, rows, cols, pitch, nn, life: PhantomData }
+        Ok(Self { data: w.bytes.as_ptr(), dtype: w.spec.dtype, panels: w.panels, rows, cols, pitch, nn, life: PhantomData })
     }
 
     pub(crate) fn matrix(m: Mat, nn: bool) -> Self {
@@ -169,25 +210,30 @@ impl<'a> Right<'a> {
         Self { data: data.cast(), dtype: DType::F32, panels: true, rows: n, cols: k, pitch: 0, nn: false, life: PhantomData }
     }
 
-    /// Panels that are made at a time.
-    pub(crate) fn group(&self) -> usize {
-        Self::group_of_type(self.dtype, self.nn)
+    /// Whether products of bf16 pairs serve it: weights that are bf16, or coarser.
+    pub(crate) fn is_paired(&self) -> bool {
+        self.panels && (self.dtype == DType::Bf16 || self.dtype.is_quantised())
     }
 
-    /// As [`group`](Self::group), before there is data.
-    pub(crate) fn group_of<T: Operand>(m: &Matrix<T>, nn: bool) -> usize {
-        Self::group_of_type(m.dtype(), nn)
+    fn panel_bytes(&self) -> usize {
+        // It fitted the address space when the weight was packed.
+        panel_bytes(self.dtype, self.cols).unwrap_or(0)
     }
 
-    /// Four serve the kernels of few rows. Of a quantised `[k, n]` matrix a block of 256 columns is unpacked at once.
-    fn group_of_type(dtype: DType, nn: bool) -> usize {
-        if nn && dtype.is_quantised() { 256 / NR } else { 4 }
+    /// Panels from `p0` on, steps `k0 .. k0 + kc`, as they lie, for `x W^T`.
+    pub(crate) fn in_place(&self, k0: usize, kc: usize, p0: usize) -> Option<Panels> {
+        (self.panels && !self.nn).then(|| self.stored(k0, kc, p0))
     }
 
-    /// Panels `p0 .. p0 + np`, steps `k0 .. k0 + kc`: address and distance between panels.
+    fn stored(&self, k0: usize, kc: usize, p: usize) -> Panels {
+        let bytes = self.panel_bytes();
+        Panels { data: self.data.wrapping_add(p * bytes), dtype: self.dtype, bytes, k0, kc }
+    }
+
+    /// Panels `p0 .. p0 + np`, steps `k0 .. k0 + kc`, as f32: address and distance between panels.
     ///
     /// # Safety
-    /// The operand has them; `np` is at most [`group`](Self::group); the calling thread alone uses `packing`.
+    /// The operand has them; `np` is at most what `packing` was cut for, and the calling thread alone uses it.
     pub(crate) unsafe fn panels(
         &self,
         table: &Table,
@@ -203,48 +249,68 @@ impl<'a> Right<'a> {
         let distance = KC * NR;
         // Safety: the caller's promise.
         unsafe {
-            if self.nn && !self.panels {
-                self.split_rows(k0, kc, p0, np, packing);
-            } else {
-                for p in 0..np {
-                    let dst = packing.panels.part(p * distance, distance);
-                    match (self.panels, self.nn) {
-                        (true, false) => self.widen(k0, kc, p0 + p, dst),
-                        (true, true) => self.transpose_panels(table, k0, kc, p0 + p, dst, packing),
-                        (false, _) => self.transpose_rows(table, k0, kc, p0 + p, dst, packing),
-                    }
+            match (self.panels, self.nn) {
+                (true, false) => {
+                    (0..np).for_each(|p| (table.decode)(self.stored(k0, kc, p0 + p), packing.panels.part(p * distance, distance).ptr()));
+                }
+                (true, true) => self.transpose_panels(table, k0, kc, p0, np, packing),
+                (false, true) => self.split_rows(k0, kc, p0, np, packing),
+                (false, false) => {
+                    (0..np).for_each(|p| self.transpose_rows(table, k0, kc, p0 + p, packing.panels.part(p * distance, distance), packing));
                 }
             }
         }
         (packing.panels.ptr(), distance)
     }
 
-    /// A 16-bit panel of `x W^T`.
-    unsafe fn widen(&self, k0: usize, kc: usize, p: usize, dst: Slab<f32>) {
-        let src = self.data.wrapping_add((p * self.cols + k0) * NR * self.dtype.block().1);
-        // Safety: the panel has these steps; `dst` is this thread's.
-        unsafe { convert::load(self.dtype, src, dst.part(0, kc * NR).get_mut()) }
+    /// As [`panels`](Self::panels), as pairs of bf16; the distance counts pairs of 16.
+    ///
+    /// # Safety
+    /// As for `panels`; `kc` is even and [`is_paired`](Self::is_paired).
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn pairs(
+        &self,
+        table: &Table,
+        dot: &Dot,
+        k0: usize,
+        kc: usize,
+        p0: usize,
+        np: usize,
+        packing: &Packing,
+    ) -> (*const u32, usize) {
+        if self.dtype == DType::Bf16 && !self.nn {
+            let p = self.stored(k0, kc, p0);
+            return (p.data.wrapping_add(k0 * NR * 2).cast(), p.bytes / (4 * NR));
+        }
+        // Safety: the caller's promise. Each panel's pairs take the first half of its own place, behind which its reader is always ahead.
+        unsafe {
+            let (made, distance) = self.panels(table, k0, kc, p0, np, packing);
+            for p in 0..np {
+                let panel = made.add(p * distance);
+                (dot.pair)(panel, kc / 2, panel.cast::<u32>().cast_mut());
+            }
+            (made.cast(), distance / NR)
+        }
     }
 
-    /// A panel of `dy W` from panels of W's rows: 16 x 16 squares, transposed.
-    unsafe fn transpose_panels(&self, table: &Table, k0: usize, kc: usize, p: usize, dst: Slab<f32>, packing: &Packing) {
-        let size = self.dtype.block().1;
-        let valid = min(NR, self.cols - p * NR);
-        // Safety: the square at row k0 + k, column 16 p is `valid` runs of 16 within the weight; scratch is this thread's.
+    /// Panels of `dy W` from panels of W's rows: 16 x 16 squares, transposed.
+    unsafe fn transpose_panels(&self, table: &Table, k0: usize, kc: usize, p0: usize, np: usize, packing: &Packing) {
+        assert!(k0.is_multiple_of(NR));
+        // Columns that are decoded together; of a quantised weight two panels are.
+        let wide = granularity(self.dtype).max(NR);
+        // Safety: the squares at row k0 + k are within the weight, whose panels are filled up to 16 rows; scratch is this thread's.
         unsafe {
-            let square = packing.rows.part(0, NR * NR).get_mut();
-            if valid < NR {
-                square.fill(0.0);
-            }
-            assert!(k0.is_multiple_of(NR));
-            for k in (0..kc).step_by(NR) {
-                let src = self.data.add((((k0 + k) / NR) * self.cols + p * NR) * NR * size);
-                let to = dst.part(k * NR, NR * NR).ptr();
-                if self.dtype == DType::F32 && valid == NR {
-                    (table.transpose)(src.cast(), NR, to);
-                } else {
-                    convert::load(self.dtype, src, &mut square[..valid * NR]);
-                    (table.transpose)(square.as_ptr(), NR, to);
+            let room = packing.rows.part(0, 2 * NR * NR).get_mut();
+            for p in (0..np).step_by(wide / NR) {
+                let first = (p0 + p) * NR;
+                let valid = min(wide, self.cols - first);
+                room[valid * NR..].fill(0.0);
+                for k in (0..kc).step_by(NR) {
+                    (table.decode)(self.stored(first, valid, (k0 + k) / NR), room.as_mut_ptr());
+                    for half in 0..min(wide / NR, np - p) {
+                        let to = packing.panels.part(((p + half) * KC + k) * NR, NR * NR);
+                        (table.transpose)(room.as_ptr().add(half * NR * NR), NR, to.ptr());
+                    }
                 }
             }
         }
@@ -266,18 +332,14 @@ impl<'a> Right<'a> {
             if done == kc {
                 return;
             }
-            let (block, bytes) = self.dtype.block();
+            let size = self.dtype.block().1;
             for j in 0..NR {
                 let out = packing.rows.part(j * KC, KC).get_mut();
                 let n = kc - done;
                 if j >= valid {
                     out[..n].fill(0.0);
-                } else if self.dtype.is_quantised() {
-                    let from = row(j).add((k0 + done) / block * bytes);
-                    // Whole blocks of a type that import accepted.
-                    let _ = dequantise_row(self.dtype, core::slice::from_raw_parts(from, n / block * bytes), &mut out[..n]);
                 } else {
-                    convert::load(self.dtype, row(j).add((k0 + done) * bytes), &mut out[..n]);
+                    convert::load(self.dtype, row(j).add((k0 + done) * size), &mut out[..n]);
                 }
             }
             for k in (done..kc).step_by(NR) {
@@ -288,24 +350,16 @@ impl<'a> Right<'a> {
 
     /// Panels of a row-major `[k, n]` matrix.
     unsafe fn split_rows(&self, k0: usize, kc: usize, p0: usize, np: usize, packing: &Packing) {
-        let (first, end) = (p0 * NR, min((p0 + np) * NR, self.cols));
-        let n = end - first;
-        let (block, bytes) = self.dtype.block();
-        // Safety: rows k0 .. k0 + kc and columns first .. end are within the operand; scratch is this thread's. A quantised group begins
-        // with a block (see `Extent::n0`) and ends with one or with the row.
+        let size = self.dtype.block().1;
+        // Safety: rows k0 .. k0 + kc and the valid columns of each panel are within the operand; scratch is this thread's.
         unsafe {
-            let panels = packing.panels.part(0, np * KC * NR).get_mut();
-            let row = packing.rows.part(0, NR * NR).get_mut();
-            row[n..np * NR].fill(0.0);
-            for k in 0..kc {
-                let from = self.data.add((k0 + k) * self.pitch + first / block * bytes);
-                if self.dtype.is_quantised() {
-                    let _ = dequantise_row(self.dtype, core::slice::from_raw_parts(from, n / block * bytes), &mut row[..n]);
-                } else {
-                    convert::load(self.dtype, from, &mut row[..n]);
-                }
-                for p in 0..np {
-                    panels[(p * KC + k) * NR..][..NR].copy_from_slice(&row[p * NR..][..NR]);
+            for p in 0..np {
+                let first = (p0 + p) * NR;
+                let valid = min(NR, self.cols - first);
+                let panel = packing.panels.part(p * KC * NR, kc * NR).get_mut();
+                for (k, step) in panel.chunks_exact_mut(NR).enumerate() {
+                    convert::load(self.dtype, self.data.add((k0 + k) * self.pitch + first * size), &mut step[..valid]);
+                    step[valid..].fill(0.0);
                 }
             }
         }

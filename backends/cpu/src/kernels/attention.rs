@@ -2,10 +2,10 @@
 
 use super::{CHUNK, Context, primitive::check_distinct};
 use crate::{
+    gemm::{Extent, Left, NC, NR, Packing, PackingSlabs, Right, Table, Tile, product},
     isa::tiered,
     math,
     scratch::{Carver, Slab, Slabs},
-    simd::{Simd, dot},
     view::{Mat, Rows, check_indices},
 };
 use alloc::format;
@@ -227,175 +227,162 @@ pub(super) unsafe fn masked_softmax(op: &MaskedSoftmax<TensorArg>, cx: &Context<
     Ok(())
 }
 
-/// Rows of keys or values of one head, as f32.
-#[derive(Clone, Copy)]
-pub(super) struct HeadRows {
-    matrix: Mat,
-    row0: usize,
-    col0: usize,
-    width: usize,
+/// Queries of a task: enough rows for the products, few enough for their scores to stay in the second-level cache.
+fn queries_per_task(keys: usize, group: usize) -> usize {
+    ((1 << 17) / (keys * group).max(1)).clamp(4, 32)
 }
-
-impl HeadRows {
-    /// Rows `row0 .. row0 + n` and columns `col0 .. col0 + width` of `m`: in place if they are f32, else converted to `room`.
-    ///
-    /// # Safety
-    /// They are not written while the rows are used; `room` is the calling thread's.
-    #[inline(always)]
-    pub(super) unsafe fn new(m: Mat, row0: usize, n: usize, col0: usize, width: usize, room: Slab<f32>) -> Self {
-        if m.dtype == DType::F32 {
-            return Self { matrix: m, row0, col0, width };
-        }
-        for j in 0..n {
-            // Safety: the caller's promise.
-            m.load(row0 + j, col0, unsafe { room.part(j * width, width).get_mut() });
-        }
-        // Safety: as above.
-        Self { matrix: unsafe { Mat::raw(room.ptr(), n, width, width) }, row0: 0, col0: 0, width }
-    }
-
-    #[inline(always)]
-    pub(super) fn row(&self, j: usize) -> &[f32] {
-        // Safety: see `new`.
-        unsafe { self.matrix.slice(self.row0 + j, self.col0, self.width) }
-    }
-}
-
-/// `out += sum over j ascending of p[j] rows[j]`.
-///
-/// # Safety
-/// The tier's features are there.
-#[inline(always)]
-pub(super) unsafe fn weighted_sum<S: Simd>(p: &[f32], rows: &HeadRows, out: &mut [f32]) {
-    let width = out.len().min(rows.width);
-    let whole = width - width % 16;
-    // Safety: columns below `whole` are loaded from rows and stored to `out`, both at least as long.
-    unsafe {
-        let mut d = 0;
-        while d + 64 <= whole {
-            let mut acc: [S::V; 4] = core::array::from_fn(|v| S::load(out.as_ptr().add(d + 16 * v)));
-            for (j, p) in p.iter().enumerate() {
-                let (row, p) = (rows.row(j).as_ptr().add(d), S::splat(p));
-                for (v, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::fma(*acc, p, S::load(row.add(16 * v)));
-                }
-            }
-            acc.into_iter().enumerate().for_each(|(v, acc)| S::store(out.as_mut_ptr().add(d + 16 * v), acc));
-            d += 64;
-        }
-        while d < whole {
-            let mut acc = S::load(out.as_ptr().add(d));
-            for (j, p) in p.iter().enumerate() {
-                acc = S::fma(acc, S::splat(p), S::load(rows.row(j).as_ptr().add(d)));
-            }
-            S::store(out.as_mut_ptr().add(d), acc);
-            d += 16;
-        }
-        if d < width {
-            for (j, p) in p.iter().enumerate() {
-                crate::simd::axpy::<S>(*p, &rows.row(j)[d..width], &mut out[d..width]);
-            }
-        }
-    }
-}
-
-/// Query rows of a task.
-const QUERIES: usize = 32;
 
 /// Scratch of attention, per worker.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionScratch {
-    /// Probabilities, and their changes.
+    /// Probabilities, and their changes, `[rows, keys]`.
     scores: [Slabs<f32>; 2],
-    /// Rows of a head: q, dq, out.
-    rows: [Slabs<f32>; 3],
-    /// k, v, and of a tangent dk, dv, where they must be converted.
-    heads: [Slabs<f32>; 4],
+    /// Outputs, `[rows, head_dim]`.
+    out: Slabs<f32>,
+    pointers: Slabs<*const u8>,
+    packing: PackingSlabs,
 }
 
 pub(super) fn attention_scratch<T: Operand>(op: &Attention<T>, threads: usize, c: &mut Carver<'_>) -> AttentionScratch {
     let keys = op.k.spec().rows / op.copies.total().max(1);
-    let converted = op.k.spec().dtype != DType::F32 || op.v.spec().dtype != DType::F32;
     let tangents = op.copies.is_tangent(1) && op.copies.count > 0;
-    let head = |needed: bool| if converted && needed { keys.saturating_mul(op.shape.head_dim) } else { 0 };
+    let group = op.shape.heads / op.shape.kv_heads.max(1);
+    let rows = queries_per_task(keys, group).min(op.q.spec().rows) * group;
+    let scores = rows.saturating_mul(keys.next_multiple_of(NR));
     AttentionScratch {
-        scores: [c.workers(threads, keys), c.workers(threads, if tangents { keys } else { 0 })],
-        rows: core::array::from_fn(|_| c.workers(threads, op.shape.head_dim)),
-        heads: core::array::from_fn(|i| c.workers(threads, head(i < 2 || tangents))),
+        scores: [c.workers(threads, scores), c.workers(threads, if tangents { scores } else { 0 })],
+        out: c.workers(threads, rows * op.shape.head_dim.next_multiple_of(NR)),
+        pointers: c.workers(threads, rows),
+        packing: Packing::carve(c, threads, rows, NC),
+    }
+}
+
+/// What the products of a head's queries and keys work in: the rows are the queries of one head after those of the other.
+#[derive(Clone, Copy)]
+pub(super) struct Products<'a> {
+    pub(super) table: &'static Table,
+    pub(super) packing: &'a Packing,
+    pub(super) pointers: Slab<*const u8>,
+}
+
+impl Products<'_> {
+    /// `tile = left right`, or added to it, for the rows that `row(i)` names.
+    ///
+    /// # Safety
+    /// Rows are valid for `k` elements of `dtype`; the calling thread alone uses tile, pointers and packing.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) unsafe fn rows(
+        &self,
+        m: usize,
+        row: impl Fn(usize) -> *const u8,
+        dtype: DType,
+        right: &Right<'_>,
+        (n, k): (usize, usize),
+        tile: Tile,
+        fresh: bool,
+    ) {
+        // Safety: the caller's promise.
+        unsafe {
+            let pointers = self.pointers.part(0, m).get_mut();
+            pointers.iter_mut().enumerate().for_each(|(i, p)| *p = row(i));
+            let e = Extent { m, n0: 0, n, k, right_k: 0, fresh };
+            product(self.table, &Left::Rows { rows: pointers, dtype }, right, e, tile, self.packing);
+        }
     }
 }
 
 tiered! {
-    /// Queries `rows` of key head `g` in block `block`, and in tangent form of all blocks.
-    fn attention_rows<'a>(
-        rows: Range<usize>, g: usize, block: usize, sequences: Sequences, copies: Copies, shape: AttentionShape, q: Mat, k: Mat, v: Mat,
-        out: Mat, lse: Option<Mat>, room: &'a AttentionScratch, worker: usize,
-    ) {
-        let blocks = copies.total();
-        let (queries, keys) = (q.rows / blocks, k.rows / blocks);
-        let (d, group) = (shape.head_dim, shape.heads / shape.kv_heads);
-        let tangents = if copies.is_tangent(1) { blocks } else { 1 };
-        // Safety: the worker's slabs.
-        let ([p, dp], [qr, dqr, o]) = unsafe { (room.scores.map(|s| s.of(worker).get_mut()), room.rows.map(|s| s.of(worker).get_mut())) };
-        let [kr, vr, dkr, dvr] = room.heads.map(|s| s.of(worker));
-        let mut first = rows.start;
-        while first < rows.end {
-            let s = sequences.of(first);
-            let end = rows.end.min(sequences.queries(s).end);
-            let kv = sequences.keys(s);
-            // Keys that the last of these queries sees are all that any of them does.
-            let n = sequences.seen(s, end - 1);
-            // Safety: k and v are read only; the slabs are the worker's.
-            let (k0, v0) = unsafe {
-                let row0 = block * keys + kv.start;
-                (HeadRows::new(k, row0, n, g * d, d, kr), HeadRows::new(v, row0, n, g * d, d, vr))
-            };
-            for copy in 0..tangents {
-                // Safety: as above.
-                let (dk, dv) = unsafe {
-                    let row0 = copy * keys + kv.start;
-                    match copy {
-                        0 => (k0, v0),
-                        _ => (HeadRows::new(k, row0, n, g * d, d, dkr), HeadRows::new(v, row0, n, g * d, d, dvr)),
-                    }
-                };
-                for i in first..end {
-                    let n = sequences.seen(s, i);
-                    let (p, dp) = (&mut p[..n], &mut dp[..if copy > 0 { n } else { 0 }]);
-                    for h in g * group..(g + 1) * group {
-                        q.load(block * queries + i, h * d, qr);
-                        for (j, p) in p.iter_mut().enumerate() {
-                            // Safety: the tier's features are there.
-                            *p = shape.scale * unsafe { dot::<S>(qr, k0.row(j)) };
-                        }
-                        let sum = softmax(p);
-                        o.fill(0.0);
-                        if copy == 0 {
-                            // Safety: as above.
-                            unsafe { weighted_sum::<S>(p, &v0, o) };
-                            out.store(block * queries + i, h * d, o);
-                            if let (Some(lse), 0) = (&lse, block) {
-                                lse.store(i, h, &[sum]);
-                            }
-                            continue;
-                        }
-                        q.load(copy * queries + i, h * d, dqr);
-                        for (j, dp) in dp.iter_mut().enumerate() {
-                            // Safety: as above.
-                            *dp = shape.scale * unsafe { dot::<S>(dqr, k0.row(j)) + dot::<S>(qr, dk.row(j)) };
-                        }
-                        let mean = math::sum(n, |j| p[j] * dp[j]);
-                        dp.iter_mut().zip(&*p).for_each(|(dp, p)| *dp = *p * (*dp - mean));
-                        // Safety: as above.
-                        unsafe {
-                            weighted_sum::<S>(dp, &v0, o);
-                            weighted_sum::<S>(p, &dv, o);
-                        }
-                        out.store(copy * queries + i, h * d, o);
-                    }
+    /// Scores become probabilities; `seen(i)` of row i count, the others become 0. `lse(i, value)` gets the log of the sum of exponentials.
+    fn probabilities<'a>(rows: usize, tile: Tile, scale: f32, seen: &'a dyn Fn(usize) -> usize, lse: &'a mut dyn FnMut(usize, f32)) {
+        for i in 0..rows {
+            // Safety: the tile is this thread's.
+            let (p, rest) = unsafe { tile.row(i) }.split_at_mut(seen(i));
+            p.iter_mut().for_each(|p| *p *= scale);
+            let sum = softmax(p);
+            rest.fill(0.0);
+            lse(i, sum);
+        }
+    }
+}
+
+tiered! {
+    /// Changes of scores become changes of probabilities: `p (ds - sum of p ds)`.
+    fn slopes(rows: usize, p: Tile, ds: Tile, scale: f32) {
+        for i in 0..rows {
+            // Safety: the tiles are this thread's. Where p is 0, the change is too, whatever the score.
+            let (p, ds) = unsafe { (&*p.row(i), ds.row(i)) };
+            let mean = scale * math::sum(p.len(), |j| p[j] * ds[j]);
+            ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = *p * (scale * *ds - mean));
+        }
+    }
+}
+
+/// Operands and sizes of an attention.
+struct Heads<'a> {
+    q: Mat,
+    k: Mat,
+    v: Mat,
+    out: Mat,
+    lse: Option<Mat>,
+    sequences: Sequences,
+    copies: Copies,
+    shape: AttentionShape,
+    room: &'a AttentionScratch,
+}
+
+impl Heads<'_> {
+    /// Queries `first .. end`, all of one sequence, of key head `g` in block `block`, and in tangent form of all blocks.
+    ///
+    /// # Safety
+    /// As for [`super::run`]; `worker` is the calling thread's.
+    unsafe fn task(&self, cx: &Context<'_>, s: usize, queries: Range<usize>, g: usize, block: usize, worker: usize) {
+        let blocks = self.copies.total();
+        let (height, keys) = (self.q.rows / blocks, self.k.rows / blocks);
+        let (d, group) = (self.shape.head_dim, self.shape.heads / self.shape.kv_heads);
+        let (count, m) = (queries.len(), queries.len() * group);
+        let first_key = self.sequences.keys(s).start;
+        // Keys that the last of these queries sees are all that any of them does.
+        let n = self.sequences.seen(s, queries.end - 1);
+        let (packing, ld) = (self.room.packing.of(worker), n.next_multiple_of(NR));
+        let products = Products { table: cx.gemm, packing: &packing, pointers: self.room.pointers.of(worker) };
+        let [p, dp] = self.room.scores.map(|s| Tile { acc: s.of(worker), ld });
+        let o = Tile { acc: self.room.out.of(worker), ld: d.next_multiple_of(NR) };
+        // Row i: head i / count, query i % count.
+        let place = |block: usize, i: usize| (block * height + queries.start + i % count, (g * group + i / count) * d);
+        let q = |block: usize| move |i: usize| { let (r, c) = place(block, i); self.q.at(r, c).cast_const() };
+        let at = |t: &Mat, block: usize| t.part(block * keys + first_key, n, g * d, d);
+        let row = |t: Tile| move |i: usize| t.acc.part(i * t.ld, n).ptr().cast_const().cast::<u8>();
+        let (k, v) = (|b: usize| Right::matrix(at(&self.k, b), false), |b: usize| Right::matrix(at(&self.v, b), true));
+        let seen = |i: usize| self.sequences.seen(s, queries.start + i % count);
+        // Safety: q, k and v are read only; scratch is the worker's; rows of the output are this task's.
+        unsafe {
+            let finish = |block: usize| {
+                for i in 0..m {
+                    let (r, c) = place(block, i);
+                    self.out.store(r, c, &o.row(i)[..d]);
                 }
+            };
+            products.rows(m, q(block), self.q.dtype, &k(block), (n, d), p, true);
+            let mut keep = |i: usize, sum: f32| {
+                if let (Some(lse), 0) = (&self.lse, block) {
+                    let (r, c) = place(0, i);
+                    lse.store(r, c / d, &[sum]);
+                }
+            };
+            probabilities(cx.tier, m, Tile { acc: p.acc.part(0, m * ld), ..p }, self.shape.scale, &seen, &mut keep);
+            products.rows(m, row(p), DType::F32, &v(block), (d, n), o, true);
+            finish(block);
+            if !self.copies.is_tangent(1) {
+                return;
             }
-            first = end;
+            for copy in 1..blocks {
+                products.rows(m, q(copy), self.q.dtype, &k(0), (n, d), dp, true);
+                products.rows(m, q(0), self.q.dtype, &k(copy), (n, d), dp, false);
+                slopes(cx.tier, m, p, dp, self.shape.scale);
+                products.rows(m, row(dp), DType::F32, &v(0), (d, n), o, true);
+                products.rows(m, row(p), DType::F32, &v(copy), (d, n), o, false);
+                finish(copy);
+            }
         }
     }
 }
@@ -408,15 +395,23 @@ pub(super) unsafe fn attention(op: &Attention<TensorArg>, cx: &Context<'_>) -> R
     let blocks = op.copies.total();
     let sequences = Sequences::new(cu_q, cu_kv, q.rows / blocks, k.rows / blocks, op.shape.causal)?;
     let room = attention_scratch(op, cx.pool.threads(), &mut cx.carver());
-    let (chunks, heads) = (sequences.total().div_ceil(QUERIES), op.shape.kv_heads);
-    let outer = if op.copies.is_tangent(1) { 1 } else { blocks };
-    let cost = QUERIES.saturating_mul(q.cols / heads).saturating_mul(k.rows / blocks) / 4;
+    let heads = op.shape.kv_heads;
+    let size = queries_per_task(k.rows / blocks, op.shape.heads / heads);
+    let heads_of = Heads { q, k, v, out, lse, sequences, copies: op.copies, shape: op.shape, room: &room };
+    let (chunks, outer) = (sequences.total().div_ceil(size), if op.copies.is_tangent(1) { 1 } else { blocks });
+    let cost = size.saturating_mul(q.cols / heads).saturating_mul(k.rows / blocks) / 8;
     cx.pool.split(outer * chunks * heads, cost, &|tasks, worker| {
         for task in tasks {
             let (block, rest) = (task / (chunks * heads), task % (chunks * heads));
-            let (first, g) = (rest / heads * QUERIES, rest % heads);
-            let rows = first..(first + QUERIES).min(sequences.total());
-            attention_rows(cx.tier, rows, g, block, sequences, op.copies, op.shape, q, k, v, out, lse, &room, worker);
+            let (mut first, g) = (rest / heads * size, rest % heads);
+            let end = (first + size).min(sequences.total());
+            while first < end {
+                let s = sequences.of(first);
+                let queries = first..end.min(sequences.queries(s).end);
+                first = queries.end;
+                // Safety: the caller's promise; tasks write different rows and heads.
+                unsafe { heads_of.task(cx, s, queries, g, block, worker) };
+            }
         }
     });
     Ok(())

@@ -104,14 +104,13 @@ pub(super) fn lora_matmul_backward_scratch<T: Operand>(
     c: &mut Carver<'_>,
 ) -> LoraBackwardScratch {
     let ([rows, inputs], [outputs, rank]) = (op.x.spec().shape(), op.b.spec().shape());
-    let group = Right::group_of(&op.w, true);
     LoraBackwardScratch {
         u: c.shared(rows * rank),
         jobs: [
-            JobScratch::carve(c, threads, rows, rank, 4, 0, false),
-            JobScratch::carve(c, threads, if op.dx.is_some() { rows } else { 0 }, inputs, group, rank, false),
-            JobScratch::carve(c, threads, rank, inputs, 4, 0, false),
-            JobScratch::carve(c, threads, outputs, rank, 4, 0, false),
+            JobScratch::carve(c, threads, rows, rank, 0, false),
+            JobScratch::carve(c, threads, if op.dx.is_some() { rows } else { 0 }, inputs, rank, false),
+            JobScratch::carve(c, threads, rank, inputs, 0, false),
+            JobScratch::carve(c, threads, outputs, rank, 0, false),
         ],
     }
 }

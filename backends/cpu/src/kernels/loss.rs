@@ -2,7 +2,7 @@
 
 use super::{CHUNK, Context, primitive::check_distinct};
 use crate::{
-    gemm::{Extent, Left, MC, NC, NR, Packing, PackingSlabs, Right, Tile, product},
+    gemm::{Extent, Left, MT, NC, NR, Packing, PackingSlabs, Right, Tile, product},
     isa::tiered,
     math,
     scratch::{Carver, Slab, Slabs},
@@ -76,7 +76,7 @@ pub(super) struct LossScratch {
 
 /// Labels whose copies fill a tile.
 fn labels_per_tile(copies: usize) -> usize {
-    (MC / copies.max(1)).max(1)
+    (MT / copies.max(1)).max(1)
 }
 
 pub(super) fn cross_entropy_scratch<T: Operand>(op: &CrossEntropy<T>, threads: usize, c: &mut Carver<'_>) -> LossScratch {
@@ -89,7 +89,7 @@ pub(super) fn cross_entropy_scratch<T: Operand>(op: &CrossEntropy<T>, threads: u
         target: c.shared(rows),
         tile: c.workers(threads, m * NC),
         pointers: c.workers(threads, m),
-        packing: Packing::carve(c, threads, m, Right::group_of(&op.head, false)),
+        packing: Packing::carve(c, threads, m, NC),
     }
 }
 
@@ -246,13 +246,13 @@ pub(super) fn cross_entropy_backward_scratch<T: Operand>(
     c: &mut Carver<'_>,
 ) -> LossBackwardScratch {
     let (labels, d) = (op.rows.spec().cols, op.h.spec().cols);
-    let m = labels.min(MC);
+    let m = labels.min(MT);
     LossBackwardScratch {
         places: c.shared(labels),
         logits: c.workers(threads, m * NC),
         dh: c.workers(threads, m * d.next_multiple_of(NR)),
         pointers: c.workers(threads, m),
-        packing: Packing::carve(c, threads, m, Right::group_of(&op.head, true)),
+        packing: Packing::carve(c, threads, m, NC),
     }
 }
 
@@ -290,7 +290,8 @@ pub(super) unsafe fn cross_entropy_backward(op: &CrossEntropyBackward<TensorArg>
     }
     let small = labels.len() * vocabulary * d < 1 << 20;
     let threads = if small { 1 } else { cx.pool.threads() };
-    let per_task = labels.len().div_ceil(threads).min(MC);
+    let rounds = labels.len().div_ceil(threads * MT);
+    let per_task = labels.len().div_ceil(threads * rounds);
     // A task streams the whole head past its rows: nothing else keeps one chain of additions per element without a matrix of logits.
     cx.pool.run(labels.len().div_ceil(per_task), &|task, worker| {
         let first = task * per_task;

@@ -2,7 +2,7 @@
 
 use super::{Context, check_direction, noise_params, primitive::add_noise};
 use crate::{
-    gemm::{Epilogue, Extension, Extent, Job, JobLeft, JobScratch, Left, MC, NR, Packing, PackingSlabs, Right, Tile, pack_factor, product},
+    gemm::{Epilogue, Extension, Extent, Job, JobLeft, JobScratch, Left, MT, NR, Packing, PackingSlabs, Right, Tile, pack_factor, product},
     isa::tiered,
     scratch::{Carver, Slab, Slabs},
     view::{Mat, Rows},
@@ -16,7 +16,7 @@ use zofo_hal::{
 
 pub(super) fn matmul_scratch<T: Operand>(op: &MatMul<T>, threads: usize, c: &mut Carver<'_>) -> JobScratch {
     let [m, n] = op.out.spec().shape();
-    JobScratch::carve(c, threads, m, n, Right::group_of(&op.b, op.orientation != Orientation::Nt), 0, false)
+    JobScratch::carve(c, threads, m, n, 0, false)
 }
 
 pub(super) unsafe fn matmul(op: &MatMul<TensorArg>, cx: &Context<'_>) -> Result<()> {
@@ -112,7 +112,6 @@ struct Sizes {
     inputs: usize,
     outputs: usize,
     rank: usize,
-    group: usize,
     sets: usize,
     width: usize,
     spread: bool,
@@ -121,14 +120,15 @@ struct Sizes {
 impl LoraScratch {
     fn carve(s: &Sizes, threads: usize, c: &mut Carver<'_>) -> Self {
         let panels = s.rank.next_multiple_of(NR);
-        let m = min(s.rows, MC);
+        let m = min(s.rows, MT);
         Self {
-            job: JobScratch::carve(c, threads, s.rows, s.outputs, s.group, s.sets * s.width, s.spread),
+            job: JobScratch::carve(c, threads, s.rows, s.outputs, s.sets * s.width, s.spread),
             low: c.shared(s.rows * s.width),
             factor: c.workers(threads, panels * s.inputs),
             tile: c.workers(threads, m * panels),
             pointers: c.workers(threads, m),
-            packing: Packing::carve(c, threads, m, 4),
+            // A's panels are f32 already.
+            packing: Packing::carve(c, threads, m, 0),
         }
     }
 }
@@ -257,7 +257,7 @@ impl Lora<'_> {
                     pack_factor(rank, inputs, factor.get_mut(), |j, c, out| noise.values(&self.a, noise.site_a, values, j, c, out));
                 };
                 let room = s.tile.of(worker);
-                let step = min(MC, room.len() / panels.max(1)).max(1);
+                let step = min(MT, room.len() / panels.max(1)).max(1);
                 let multiply = |rows: Range<usize>, input: &dyn Fn(usize) -> usize, fresh: bool| {
                     let pointers = s.pointers.of(worker).part(0, rows.len()).get_mut();
                     pointers.iter_mut().zip(rows.clone()).for_each(|(p, i)| *p = self.x.at(input(i), 0));
@@ -309,8 +309,8 @@ impl Lora<'_> {
 
 pub(super) fn lora_matmul_scratch<T: Operand>(op: &LoraMatMul<T>, threads: usize, c: &mut Carver<'_>) -> LoraScratch {
     let ([rows, inputs], rank) = (op.x.spec().shape(), op.a.spec().rows);
-    let (outputs, group) = (op.out.spec().cols, Right::group_of(&op.w, false));
-    LoraScratch::carve(&Sizes { rows, inputs, outputs, rank, group, sets: 1, width: rank, spread: false }, threads, c)
+    let outputs = op.out.spec().cols;
+    LoraScratch::carve(&Sizes { rows, inputs, outputs, rank, sets: 1, width: rank, spread: false }, threads, c)
 }
 
 pub(super) unsafe fn lora_matmul(op: &LoraMatMul<TensorArg>, cx: &Context<'_>) -> Result<()> {
@@ -346,8 +346,8 @@ fn width<T: Operand>(op: &PerturbLoraMatMul<T>) -> usize {
 
 pub(super) fn perturb_lora_matmul_scratch<T: Operand>(op: &PerturbLoraMatMul<T>, threads: usize, c: &mut Carver<'_>) -> LoraScratch {
     let ([rows, outputs], [rank, inputs]) = (op.out.spec().shape(), op.a.spec().shape());
-    let (group, sets, width) = (Right::group_of(&op.w, false), op.copies.total(), width(op));
-    LoraScratch::carve(&Sizes { rows, inputs, outputs, rank, group, sets, width, spread: op.shared_input }, threads, c)
+    let (sets, width) = (op.copies.total(), width(op));
+    LoraScratch::carve(&Sizes { rows, inputs, outputs, rank, sets, width, spread: op.shared_input }, threads, c)
 }
 
 pub(super) unsafe fn perturb_lora_matmul(op: &PerturbLoraMatMul<TensorArg>, cx: &Context<'_>) -> Result<()> {

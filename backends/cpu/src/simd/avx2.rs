@@ -11,8 +11,10 @@ pub(crate) struct Avx2;
 impl Simd for Avx2 {
     type V = [__m256; 2];
     type S = __m256;
+    type I = [__m256i; 2];
     // 12 accumulators, 2 for the panel, 2 left.
     const MR: usize = 6;
+    const PR: usize = 1;
 
     #[inline(always)]
     unsafe fn zero() -> Self::V {
@@ -50,6 +52,63 @@ impl Simd for Avx2 {
                 }
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn half(p: *const u8) -> Self::V {
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(p: *const u8) -> Self::I {
+        unsafe { [_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())), _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes(p: *const u8) -> Self::I {
+        unsafe { [_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())), _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn words(p: *const u8) -> Self::I {
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn and(a: Self::I, mask: u32) -> Self::I {
+        unsafe { [_mm256_and_si256(a[0], _mm256_set1_epi32(mask as i32)), _mm256_and_si256(a[1], _mm256_set1_epi32(mask as i32))] }
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I {
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn minus(a: Self::I, b: u32) -> Self::I {
+        unsafe { [_mm256_sub_epi32(a[0], _mm256_set1_epi32(b as i32)), _mm256_sub_epi32(a[1], _mm256_set1_epi32(b as i32))] }
+    }
+    #[inline(always)]
+    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I {
+        unsafe { [_mm256_sll_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_sll_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
+    }
+    #[inline(always)]
+    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I {
+        unsafe { [_mm256_srl_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_srl_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
+    }
+    #[inline(always)]
+    unsafe fn float(a: Self::I) -> Self::V {
+        unsafe { [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])] }
+    }
+    #[inline(always)]
+    unsafe fn bits(a: Self::I) -> Self::V {
+        unsafe { [_mm256_castsi256_ps(a[0]), _mm256_castsi256_ps(a[1])] }
     }
 }
 

@@ -11,8 +11,10 @@ pub(crate) struct Avx512;
 impl Simd for Avx512 {
     type V = __m512;
     type S = __m512;
-    // Enough chains to hide the latency of two FMA units.
+    type I = __m512i;
+    // 24 accumulators, 2 for the panels: two FMAs per element of the left operand that is loaded.
     const MR: usize = 12;
+    const PR: usize = 2;
 
     #[inline(always)]
     unsafe fn zero() -> Self::V {
@@ -47,5 +49,70 @@ impl Simd for Avx512 {
                 }
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn half(p: *const u8) -> Self::V {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(p: *const u8) -> Self::I {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn signed_bytes(p: *const u8) -> Self::I {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn words(p: *const u8) -> Self::I {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: Self::I, mask: u32) -> Self::I {
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi32(mask as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn minus(a: Self::I, b: u32) -> Self::I {
+        unsafe { _mm512_sub_epi32(a, _mm512_set1_epi32(b as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I {
+        unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I {
+        unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn shl<const N: u32>(a: Self::I) -> Self::I {
+        unsafe { _mm512_slli_epi32::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn shr<const N: u32>(a: Self::I) -> Self::I {
+        unsafe { _mm512_srli_epi32::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn float(a: Self::I) -> Self::V {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn bits(a: Self::I) -> Self::V {
+        unsafe { _mm512_castsi512_ps(a) }
     }
 }

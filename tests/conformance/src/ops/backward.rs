@@ -127,7 +127,8 @@ fn lora(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, [k, r, n]: [
     let db = HostTensor::random(rng, DType::F32, n, r, 1.0);
     let dx = HostTensor::random(rng, types.out, rows, k, 1.0);
     let scale = 1.75f32;
-    let [xm, xam, am, bm, wm, dm, dam, dbm, dxm] = [&x, &xa, &a, &b, &w, &dout, &da, &db, &dx].map(Mat::of);
+    let [xm, xam, am, bm, dm, dam, dbm, dxm] = [&x, &xa, &a, &b, &dout, &da, &db, &dx].map(Mat::of);
+    let wm = Mat::met_by(&w, dout.dtype);
     let live: Vec<usize> = (0..rows).filter(|&t| blocks.is_live(t)).collect();
     let zero = || dot(0, |_| Est::ZERO, |_| (Est::ZERO, 0.0));
     let u: Vec<Vec<Est>> = (0..rows)

@@ -84,7 +84,7 @@ fn losses(rng: &mut Rng, x: DType, head: DType, weight: bool) -> Vec<Case> {
             let mut sizes: [usize; 4] = sizes;
             sizes[1] = sizes[1].next_multiple_of(block);
             let l = Labelled::random(rng, x, head, copies, sizes, padding);
-            let (hm, wm) = (Mat::of(&l.h), Mat::of(&l.head));
+            let (hm, wm) = (Mat::of(&l.h), Mat::met_by(&l.head, l.h.dtype));
             let (t, count) = (sizes[0], l.rows.len());
             let mut expect = Vec::new();
             let mut lse = vec![Expect::Any; count];
@@ -129,7 +129,7 @@ fn backwards(rng: &mut Rng, types: Types, head: DType, weight: bool) -> Vec<Case
         let mut sizes: [usize; 4] = sizes;
         sizes[1] = sizes[1].next_multiple_of(block);
         let l = Labelled::random(rng, types.x, head, Copies::BASE, sizes, padding);
-        let (hm, wm) = (Mat::of(&l.h), Mat::of(&l.head));
+        let (hm, wm) = (Mat::of(&l.h), Mat::met_by(&l.head, l.h.dtype));
         let scale = 0.25f32;
         let mut lse = Vec::new();
         let mut coefficients = vec![None; sizes[0]];

@@ -110,7 +110,7 @@ fn matmul(rng: &mut Rng, p: Product, [m, k, n]: [usize; 3]) -> Case {
     let b = HostTensor::random(rng, p.weight.unwrap_or(p.types.x), br, bc, 1.0);
     let bias = p.bias.then(|| HostTensor::random(rng, p.types.x, 1, n, 1.0));
     let before = (p.beta != 0.0).then(|| HostTensor::random(rng, p.types.out, m, n, 1.0));
-    let (am, bm) = (Mat::of(&a), Mat::of(&b));
+    let (am, bm) = (Mat::of(&a), Mat::met_by(&b, p.types.x));
     let (biases, old) = (bias.as_ref().map(Mat::of), before.as_ref().map(Mat::of));
     let blocks = p.blocks;
     let element = |r: usize, c: usize| {
@@ -190,7 +190,7 @@ impl Layer {
 fn lora(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, sizes: [usize; 3]) -> Case {
     let [k, r, n] = sizes;
     let l = Layer::random(rng, types, weight, blocks.total(), sizes);
-    let [x, w, a, b, bias] = [&l.x, &l.w, &l.a, &l.b, &l.bias].map(Mat::of);
+    let ([x, a, b, bias], w) = ([&l.x, &l.a, &l.b, &l.bias].map(Mat::of), Mat::met_by(&l.w, l.x.dtype));
     let xa = Mat::of(&HostTensor::random(rng, DType::F32, blocks.total(), r, 0.0))
         .map(|row, j, _| if blocks.is_live(row) { dot(k, |i| x.at(row, i), |i| a.part(j, i)).done() } else { Est::ZERO });
     let out = blocks.expect(n, |row, c| {
@@ -239,7 +239,7 @@ fn perturb(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, sizes: [u
     let l = Layer::random(rng, types, weight, rows, sizes);
     let ((params, site_a), (_, site_b)) = (noise_at(rng, k, 0x26), noise_at(rng, r, 0x27));
     let (site_a, site_b) = (sites[0].then_some(site_a), sites[1].then_some(site_b));
-    let [x, w, a, b, bias] = [&l.x, &l.w, &l.a, &l.b, &l.bias].map(Mat::of);
+    let ([x, a, b, bias], w) = ([&l.x, &l.a, &l.b, &l.bias].map(Mat::of), Mat::met_by(&l.w, l.x.dtype));
     let copies = blocks.copies;
     let tangent = copies.form == Form::Tangent;
     // The numbers of each copy: z itself in tangent form, the perturbed factor in value form; each rounded at most once to the type in
