@@ -16,5 +16,5 @@ mod synthetic;
 pub use case::{Arithmetic, Case, Id, Prepare, Run, Unit, Work};
 #[cfg(feature = "peers")]
 pub(crate) use devices::physical_cores;
-pub use devices::{FACTORIES, Factory, Subject, selected, threads};
+pub use devices::{Factory, Subject, factories, selected, threads};
 pub use lab::Lab;
