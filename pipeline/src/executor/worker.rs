@@ -243,16 +243,17 @@ impl Worker {
     fn upload(&mut self, input: &StepInput) -> Result<()> {
         let labels: usize = input.batches.iter().map(MicroBatch::labels).sum();
         let scale = 1.0 / labels as f32;
-        for (m, batch) in input.batches.iter().enumerate() {
-            let wanted = Capacity::of(batch);
-            match self.batches.get(m) {
-                Some(b) if b.capacity().fits(batch) => {}
-                Some(b) => self.batches[m] = DeviceBatch::new(&mut self.runner, b.capacity().max(wanted))?,
-                None => {
-                    let new = DeviceBatch::new(&mut self.runner, wanted)?;
-                    self.batches.push(new);
-                }
+        // One capacity for all micro-batches, so that their activations take turns in the same buffers. When it grows, those are of no more use.
+        let held = self.batches.iter().map(DeviceBatch::capacity);
+        let wanted = input.batches.iter().map(Capacity::of).chain(held).reduce(Capacity::max);
+        if let Some(wanted) = wanted.filter(|w| self.batches.len() < input.batches.len() || self.batches.iter().any(|b| b.capacity() != *w)) {
+            self.batches.clear();
+            self.runner.trim();
+            for _ in &input.batches {
+                self.batches.push(DeviceBatch::new(&mut self.runner, wanted)?);
             }
+        }
+        for (m, batch) in input.batches.iter().enumerate() {
             self.batches[m].upload(&mut self.runner, batch, scale)?;
         }
         Ok(())

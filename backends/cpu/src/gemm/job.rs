@@ -47,18 +47,27 @@ pub(crate) struct Epilogue {
     pub(crate) bias: Option<Mat>,
     /// Blocks after the first are tangents, which get no bias.
     pub(crate) tangents: bool,
+    /// Whether row i of the product is column i of `out`; without bias.
+    pub(crate) transposed: bool,
 }
 
 impl Epilogue {
     /// Output `out`, factors 1 and 0, no bias.
     pub(crate) fn new(out: Mat, rows: Rows) -> Self {
-        Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false }
+        Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false, transposed: false }
     }
 
     /// Writes columns `n0 ..` of row number `i` from its accumulators, which are lost.
     #[inline(always)]
     fn row(&self, i: usize, n0: usize, acc: &mut [f32]) {
         let r = self.rows.at(i);
+        if self.transposed {
+            for (c, x) in acc.iter().enumerate() {
+                let before = if self.beta != 0.0 { self.beta * self.out.get(n0 + c, r) } else { 0.0 };
+                self.out.store(n0 + c, r, &[self.alpha * x + before]);
+            }
+            return;
+        }
         let bias = self.bias.filter(|_| !(self.tangents && self.rows.block(i) > 0));
         if self.alpha != 1.0 {
             acc.iter_mut().for_each(|x| *x *= self.alpha);

@@ -110,7 +110,7 @@ pub(super) fn lora_matmul_backward_scratch<T: Operand>(
             JobScratch::carve(c, threads, rows, rank, 0, false),
             JobScratch::carve(c, threads, if op.dx.is_some() { rows } else { 0 }, inputs, rank, false),
             JobScratch::carve(c, threads, rank, inputs, 0, false),
-            JobScratch::carve(c, threads, outputs, rank, 0, false),
+            JobScratch::carve(c, threads, rank, outputs, 0, false),
         ],
     }
 }
@@ -150,8 +150,9 @@ pub(super) unsafe fn lora_matmul_backward(op: &LoraMatMulBackward<TensorArg>, cx
         }
         let add = |out: Mat, alpha| Epilogue { alpha, beta: 1.0, ..Epilogue::new(out, all(out.rows)) };
         job(JobLeft::Columns(u, rows), Right::matrix(x, true), all(rank), inputs, rows.live, add(da, 1.0)).run(cx, &scratch.jobs[2]);
-        job(JobLeft::Columns(dout, rows), Right::matrix(xa, true), all(outputs), rank, rows.live, add(db, op.scale))
-            .run(cx, &scratch.jobs[3]);
+        // dB by its transpose: its few columns would leave most of a vector empty.
+        let transposed = Epilogue { transposed: true, rows: all(rank), ..add(db, op.scale) };
+        job(JobLeft::Columns(xa, rows), Right::matrix(dout, true), all(rank), outputs, rows.live, transposed).run(cx, &scratch.jobs[3]);
     }
     Ok(())
 }
