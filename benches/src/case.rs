@@ -114,16 +114,13 @@ impl Work {
 
 /// One run.
 pub type Run = Box<dyn FnMut() -> Result<()>>;
-/// Makes operands and what runs on them.
-pub type Prepare = Box<dyn Fn() -> Result<Run>>;
-
 /// Something to measure. Nothing is allocated before [`Case::prepare`].
 pub struct Case {
     /// Its name.
     pub id: Id,
     /// What one run does.
     pub work: Work,
-    prepare: Prepare,
+    prepare: Box<dyn Fn() -> Result<Run>>,
 }
 
 impl Case {

@@ -5,26 +5,26 @@ use std::{env, sync::OnceLock};
 use zofo_cpu::{CpuDevice, CpuOptions, Isa};
 use zofo_hal::{DeviceRef, Error, Op, Result, TensorArg};
 
-/// Opens a device with a number of host threads.
-pub type Open = fn(usize) -> Result<DeviceRef>;
-
 /// A kind of device.
-#[derive(Clone, Copy)]
 pub struct Factory {
     /// Its name in `ZOFO_BENCH_DEVICES`; results are those of `zofo-NAME`.
-    pub name: &'static str,
-    /// Opens one.
-    pub open: Open,
+    pub name: String,
+    /// Opens one with a number of host threads.
+    pub open: Box<dyn Fn(usize) -> Result<DeviceRef>>,
+}
+
+impl Factory {
+    fn new(name: impl Into<String>, open: impl Fn(usize) -> Result<DeviceRef> + 'static) -> Self {
+        Self { name: name.into(), open: Box::new(open) }
+    }
 }
 
 /// Every kind of device. A new backend is one more line; the first one is measured unless the environment says otherwise.
-pub const FACTORIES: &[Factory] = &[
-    Factory { name: "cpu", open: |threads| cpu(threads, None) },
-    Factory { name: "cpu-scalar", open: |threads| cpu(threads, Some(Isa::Scalar)) },
-    Factory { name: "cpu-avx2", open: |threads| cpu(threads, Some(Isa::Avx2)) },
-    Factory { name: "cpu-avx512", open: |threads| cpu(threads, Some(Isa::Avx512)) },
-    Factory { name: "cpu-neon", open: |threads| cpu(threads, Some(Isa::Neon)) },
-];
+pub fn factories() -> Vec<Factory> {
+    let mut all = vec![Factory::new("cpu", |threads| cpu(threads, None))];
+    all.extend(Isa::ALL.map(|isa| Factory::new(format!("cpu-{isa}"), move |threads| cpu(threads, Some(isa)))));
+    all
+}
 
 fn cpu(threads: usize, isa: Option<Isa>) -> Result<DeviceRef> {
     let mut options = CpuOptions::default();
@@ -63,15 +63,17 @@ pub struct Subject {
 /// # Errors
 /// `InvalidArgument` for a name that is not in the table; what opening a named device gives.
 pub fn selected() -> Result<Vec<Subject>> {
-    let names = env::var("ZOFO_BENCH_DEVICES").unwrap_or_else(|_| FACTORIES[0].name.into());
+    let table = factories();
     let open = |f: &Factory| Ok(Subject { who: format!("zofo-{}", f.name), device: (f.open)(threads())? });
-    if names == "all" {
-        return Ok(FACTORIES.iter().filter_map(|f| open(f).ok()).collect());
-    }
+    let names = match env::var("ZOFO_BENCH_DEVICES") {
+        Ok(names) if names == "all" => return Ok(table.iter().filter_map(|f| open(f).ok()).collect()),
+        Ok(names) => names,
+        Err(_) => return Ok(vec![open(&table[0])?]),
+    };
     let find = |name: &str| {
-        let all = || FACTORIES.iter().map(|f| f.name).collect::<Vec<_>>().join(", ");
-        let unknown = || Error::invalid(format!("ZOFO_BENCH_DEVICES: `{name}` is not among {}, all", all()));
-        open(FACTORIES.iter().find(|f| f.name == name).ok_or_else(unknown)?)
+        let known = || table.iter().map(|f| f.name.as_str()).collect::<Vec<_>>().join(", ");
+        let unknown = || Error::invalid(format!("ZOFO_BENCH_DEVICES: `{name}` is not among {}, all", known()));
+        open(table.iter().find(|f| f.name == name).ok_or_else(unknown)?)
     };
     names.split(',').map(|name| find(name.trim())).collect()
 }

@@ -13,8 +13,8 @@ mod random;
 pub mod shapes;
 mod synthetic;
 
-pub use case::{Arithmetic, Case, Id, Prepare, Run, Unit, Work};
+pub use case::{Arithmetic, Case, Id, Run, Unit, Work};
 #[cfg(feature = "peers")]
 pub(crate) use devices::physical_cores;
-pub use devices::{FACTORIES, Factory, Subject, selected, threads};
+pub use devices::{Factory, Subject, factories, selected, threads};
 pub use lab::Lab;

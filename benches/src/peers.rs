@@ -9,8 +9,8 @@ pub mod normals;
 
 use crate::threads;
 
-#[cfg(feature = "peers")]
 /// The number of threads that a library reads from variable `name`, where it says one.
+#[cfg(feature = "peers")]
 fn variable(name: &str) -> Option<usize> {
     std::env::var(name).ok()?.parse().ok()
 }

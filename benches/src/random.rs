@@ -117,7 +117,8 @@ mod tests {
             let deviation = (values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32).sqrt();
             let unit = deviation * (cols as f32).sqrt();
             assert!((0.8..1.25).contains(&unit), "{dtype}: deviation {unit}");
-            assert!(mean.abs() < 0.1 * deviation, "{dtype}: mean {mean}");
+            // The zero of some formats is half a step from the middle of their range.
+            assert!(mean.abs() < 0.15 * deviation, "{dtype}: mean {mean}");
         }
     }
 }

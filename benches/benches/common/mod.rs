@@ -3,6 +3,9 @@
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
 use zofo_benches::{Case, Run, Unit, cases, selected};
 
+/// From so many operations on, about a second, the fewest samples that criterion takes are enough.
+const LONG: u64 = 100_000_000_000;
+
 /// The `main` of every bench.
 pub fn main(suite: &str) {
     let suite = cases::suite(suite).expect("a suite of this name");
@@ -23,6 +26,9 @@ fn add(bench: &mut BenchmarkGroup<'_, WallTime>, case: &Case) {
         Unit::Bytes => Throughput::Bytes(case.work.amount()),
         _ => Throughput::Elements(case.work.amount()),
     });
+    if case.work.flops >= LONG {
+        bench.sample_size(10);
+    }
     // Operands are made when the filter lets the case through, and once.
     let mut run: Option<Run> = None;
     bench.bench_function(&case.id.who, |b| {

@@ -23,7 +23,7 @@ fn forward_loss() -> Result<Run> {
     let targets = Tensor::new(random::tokens(3, labels)?, &Device::Cpu).map_err(error)?;
     let ids = Tensor::from_vec(random::tokens(1, shapes::ROWS)?, (shapes::SEQUENCES, shapes::TOKENS), &Device::Cpu).map_err(error)?;
     Ok(Box::new(move || {
-        let mut loss = || -> candle_core::Result<f32> {
+        let loss = || -> candle_core::Result<f32> {
             let mut cache = Cache::new(false, DType::F32, &model.config, &Device::Cpu)?;
             model.llama.forward(&ids, 0, &mut cache)?;
             cross_entropy(&hidden.matmul(&model.head)?, &targets)?.to_scalar()
