@@ -159,6 +159,8 @@ pub struct MemoryStats {
     pub peak: u64,
     /// Allocations made so far; constant over steady-state training steps.
     pub allocations: u64,
+    /// Whose counters these are: devices that are views of one, and so count the same memory, give the same number. 0: the device's own.
+    pub owner: u64,
 }
 
 /// A device: a place where queues run ops.

@@ -26,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 use worker::{Command, Report, ReportKind, UpdateOrder, WorkerSetup};
-use zofo_hal::{DType, DeviceRef, Error, ErrorKind, Result};
+use zofo_hal::{DType, DeviceRef, Error, ErrorKind, MemoryStats, Result};
 use zofo_ops::{
     batch::{Capacity, MicroBatch},
     llama::{Importer, SliceSpec, WeightSource, WeightTypes},
@@ -228,8 +228,9 @@ impl Executor {
 
     /// Device memory in use, each device counted once. Workers keep a step's buffers for the next, so after a step it is that step's peak.
     pub fn device_bytes(&self) -> u64 {
-        let first = |i: usize| self.devices[..i].iter().all(|d| !Arc::ptr_eq(d, &self.devices[i]));
-        (0..self.devices.len()).filter(|i| first(*i)).map(|i| self.devices[i].memory().in_use).sum()
+        let all: Vec<MemoryStats> = self.devices.iter().map(|d| d.memory()).collect();
+        let first = |i: usize| all[i].owner == 0 || all[..i].iter().all(|m| m.owner != all[i].owner);
+        (0..all.len()).filter(|i| first(*i)).map(|i| all[i].in_use).sum()
     }
 
     /// The plan it runs.

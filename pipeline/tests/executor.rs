@@ -9,6 +9,7 @@ use zofo_hal::{
 };
 use zofo_ops::{
     Runner,
+    batch::Capacity,
     llama::{Factors, Importer, Slice, SliceSpec},
     lora::Adapters,
     optim::{Optimiser, Rule},
@@ -19,7 +20,7 @@ use zofo_pipeline::{
     executor::StageDevice,
     order::ScheduleName,
     plan::PlanRequest,
-    train::{Session, TrainSpec},
+    train::{Session, TrainSpec, capacity_of},
 };
 
 fn tangent(q: u32) -> EstimatorSpec {
@@ -43,6 +44,24 @@ fn first_order_over_k_stages_is_first_order_on_one_bit_for_bit() {
     for stages in 2..=4 {
         assert_eq!(run(stages, None), one, "gpipe over {stages}");
         assert_eq!(run(stages, Some(ScheduleName::HybridopHead)), one, "1F1B over {stages}");
+    }
+}
+
+/// What a rehearsal counts is what the steps then take, and they take it once.
+#[test]
+fn memory_is_planned() {
+    let all: Vec<_> = EstimatorName::ALL.iter().map(|(_, name)| (*name, 2)).chain([(EstimatorName::CutTangent, 0)]).collect();
+    for (name, zeroth_order) in all {
+        let e = EstimatorSpec::new(name, 3);
+        let (cluster, exact) = (Cluster::virtual_cpus(zeroth_order, 2), name == EstimatorName::Oracle);
+        let mut spec = TrainSpec::new(lora(&ALL), e.clone(), 1e-2, 1e-2);
+        let steps: Vec<_> = (0..3).map(|i| batch(4 + i as usize, i)).collect();
+        spec.capacity = steps.iter().map(|b| capacity_of(b, 2).unwrap()).reduce(Capacity::max);
+        let mut s = Session::start(plan(&cluster, 2, &e), devices(&cluster, DType::F32, exact), model(), spec).unwrap();
+        let planned = s.planned_bytes().unwrap() as f64;
+        let held: Vec<u64> = steps.iter().map(|b| s.step(b).map(|_| s.device_bytes()).unwrap()).collect();
+        assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{name:?}: {planned} planned, {held:?} held");
+        assert!(held.iter().all(|h| *h == held[0]), "{name:?}: {held:?}");
     }
 }
 

@@ -46,7 +46,8 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512Bf16 {
             let vendor = core::arch::x86_64::__cpuid(0);
-            return [vendor.ebx, vendor.edx, vendor.ecx] == [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
+            return [vendor.ebx, vendor.edx, vendor.ecx]
+                == [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"enti"), u32::from_le_bytes(*b"cAMD")];
         }
         true
     }

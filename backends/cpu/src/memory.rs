@@ -54,6 +54,7 @@ impl Counters {
         s.in_use = self.in_use.load(Relaxed) as u64;
         s.peak = self.peak.load(Relaxed) as u64;
         s.allocations = self.allocations.load(Relaxed) as u64;
+        s.owner = core::ptr::from_ref(self).addr() as u64;
         s
     }
 }

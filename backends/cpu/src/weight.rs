@@ -16,7 +16,9 @@ use crate::{
 };
 use alloc::{format, sync::Arc};
 use core::any::Any;
-use zofo_hal::{DType, Error, ErrorKind, MemorySpace, Result, SharedBytes, Weight, WeightData, WeightRef, WeightSpec, quant::dequantise_row};
+use zofo_hal::{
+    DType, Error, ErrorKind, MemorySpace, Result, SharedBytes, Weight, WeightData, WeightRef, WeightSpec, quant::dequantise_row,
+};
 
 /// A weight of this backend.
 pub(crate) struct CpuWeight {

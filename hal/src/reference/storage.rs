@@ -68,7 +68,8 @@ pub(super) struct Allocator {
 
 impl Allocator {
     pub fn new(limit: Option<u64>) -> Self {
-        Self { limit, ..Self::default() }
+        let stats = crate::MemoryStats { owner: crate::unique::next(), ..Default::default() };
+        Self { limit, stats }
     }
 
     pub fn limit(&self) -> Option<u64> {

@@ -317,12 +317,8 @@ impl Worker {
             }
             self.act(&action, &input, received)?;
         }
-        let directions = match self.role {
-            Role::ZerothOrder if self.workload.readout != Readout::Guide => self.workload.directions * self.workload.micro_batches,
-            _ => 0,
-        };
-        let order = UpdateOrder { grad_scale: 1.0, directions: (0..directions).collect(), coefficients: vec![0.0; directions as usize] };
-        self.update(&input, &order)
+        // The update allocates nothing of a batch's size, and its optimiser keeps what it does allocate.
+        Ok(())
     }
 
     /// Waits for what the action needs, except gradients that are here already.

@@ -21,7 +21,7 @@ use zofo_ops::files::{Checkpoint, ModelFiles, Tokenizer, config::parse_config};
 use crate::{
     data::{Classes, DataSpec, Format},
     model::Model,
-    options::TrainOptions,
+    options::{OptimiserName, TrainOptions},
 };
 use device_logs::Split;
 
@@ -84,6 +84,7 @@ pub fn options() -> TrainOptions {
         batch: 16,
         directions: 2,
         lr: 8e-3,
+        zo_optimiser: Some(OptimiserName::AdamW),
         zo_lr: Some(1e-3),
         warmup: 10,
         decay: true,

@@ -72,8 +72,8 @@ pub struct TrainOptions {
     pub zo_lr: Option<f64>,
     /// Optimiser of stages that backpropagate.
     pub optimiser: OptimiserName,
-    /// Optimiser of the others.
-    pub zo_optimiser: OptimiserName,
+    /// Optimiser of the others; `None` is SGD for random directions, and AdamW for `guided`.
+    pub zo_optimiser: Option<OptimiserName>,
     /// Steps over which the learning rates rise from 0.
     pub warmup: u32,
     /// Whether the learning rates fall to 0 at the last step, in a line.
@@ -121,7 +121,7 @@ impl Default for TrainOptions {
             lr: 5e-4,
             zo_lr: None,
             optimiser: OptimiserName::AdamW,
-            zo_optimiser: OptimiserName::AdamW,
+            zo_optimiser: None,
             warmup: 0,
             decay: false,
             clip: 1.0,
@@ -218,14 +218,23 @@ impl TrainOptions {
         parse_compute(&self.compute)
     }
 
-    /// The learning rate of stages that do not backpropagate.
+    /// The optimiser of stages that do not backpropagate.
     ///
-    /// A guided estimate is a gradient, if not the exact one. A random one has mostly noise in it, to which AdamW gives the same step as to a
-    /// gradient, so it takes a smaller one.
+    /// A guided estimate is a gradient, if not the exact one. A random one is mostly noise, to which AdamW gives steps as long as to a gradient;
+    /// SGD's are as long as the slopes are steep (`docs/convergence.md` has the sweep).
+    pub fn zeroth_order_optimiser(&self) -> OptimiserName {
+        self.zo_optimiser.unwrap_or(match self.estimator {
+            EstimatorName::Guided => OptimiserName::AdamW,
+            _ => OptimiserName::Sgd,
+        })
+    }
+
+    /// The learning rate of stages that do not backpropagate.
     pub fn zeroth_order_lr(&self) -> f64 {
-        self.zo_lr.unwrap_or(match self.estimator {
-            EstimatorName::Guided => self.lr,
-            _ => self.lr / 5.0,
+        self.zo_lr.unwrap_or(match (self.estimator, self.zeroth_order_optimiser()) {
+            (EstimatorName::Guided, _) => self.lr,
+            (_, OptimiserName::AdamW) => self.lr / 5.0,
+            (_, OptimiserName::Sgd) => 1e-2,
         })
     }
 
@@ -236,7 +245,7 @@ impl TrainOptions {
     pub fn train_spec(&self, positions: usize) -> Result<TrainSpec> {
         let mut spec = TrainSpec::new(self.lora()?, self.estimator_spec(), self.lr, self.zeroth_order_lr());
         spec.first_order = OptimiserSpec::new(self.optimiser.rule(), self.lr);
-        spec.zeroth_order = OptimiserSpec::new(self.zo_optimiser.rule(), self.zeroth_order_lr());
+        spec.zeroth_order = OptimiserSpec::new(self.zeroth_order_optimiser().rule(), self.zeroth_order_lr());
         spec.decay = if self.decay { Decay::Linear { steps: self.steps } } else { Decay::Constant };
         (spec.warmup, spec.clip, spec.seed, spec.positions) = (self.warmup, self.clip, self.seed, Some(positions));
         Ok(spec)

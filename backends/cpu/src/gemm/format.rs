@@ -76,13 +76,7 @@ pub(crate) trait Sink<S: Simd, const P: usize> {
 /// # Safety
 /// The panels have these steps; the tier's features are there.
 #[inline(always)]
-pub(crate) unsafe fn each<S: Simd, const P: usize>(
-    dtype: DType,
-    panels: [*const u8; P],
-    k0: usize,
-    kc: usize,
-    sink: &mut impl Sink<S, P>,
-) {
+pub(crate) unsafe fn each<S: Simd, const P: usize>(dtype: DType, panels: [*const u8; P], k0: usize, kc: usize, sink: &mut impl Sink<S, P>) {
     // Safety: the caller's promise.
     unsafe {
         match dtype {

@@ -142,7 +142,13 @@ macro_rules! tiles {
         let wide = match rest {
             0 => np + 1,
             1 => 4,
-            2 | 3 => if $pr > 1 { 4 } else { 2 },
+            2 | 3 => {
+                if $pr > 1 {
+                    4
+                } else {
+                    2
+                }
+            }
             _ => $pr,
         };
         let mut p = if rest == 0 { np } else { 0 };
@@ -189,7 +195,9 @@ unsafe fn sweep<S: Simd>(kc: usize, rows: &[*const f32], b: *const f32, distance
     macro_rules! run {
         ($m:literal, $p:literal, $i:expr, $at:expr) => {
             // Safety: rows, panels and accumulators are those of the caller's promise.
-            unsafe { micro::<S, $m, $p>(kc, rows.as_ptr().add($i), b.add($at * distance), distance, c.add($i * ldc + $at * NR), ldc, fresh) }
+            unsafe {
+                micro::<S, $m, $p>(kc, rows.as_ptr().add($i), b.add($at * distance), distance, c.add($i * ldc + $at * NR), ldc, fresh)
+            }
         };
     }
     tiles!(S::MR, S::PR, rows.len(), np, run);

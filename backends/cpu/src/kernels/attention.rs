@@ -349,7 +349,12 @@ impl Heads<'_> {
         let o = Tile { acc: self.room.out.of(worker), ld: d.next_multiple_of(NR) };
         // Row i: head i / count, query i % count.
         let place = |block: usize, i: usize| (block * height + queries.start + i % count, (g * group + i / count) * d);
-        let q = |block: usize| move |i: usize| { let (r, c) = place(block, i); self.q.at(r, c).cast_const() };
+        let q = |block: usize| {
+            move |i: usize| {
+                let (r, c) = place(block, i);
+                self.q.at(r, c).cast_const()
+            }
+        };
         let at = |t: &Mat, block: usize| t.part(block * keys + first_key, n, g * d, d);
         let row = |t: Tile| move |i: usize| t.acc.part(i * t.ld, n).ptr().cast_const().cast::<u8>();
         let (k, v) = (|b: usize| Right::matrix(at(&self.k, b), false), |b: usize| Right::matrix(at(&self.v, b), true));

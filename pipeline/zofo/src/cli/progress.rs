@@ -63,7 +63,9 @@ impl Progress {
                     self.say(&format!("going on after {}", console::count(*first_step, "step")));
                 }
             }
-            Event::Memory { planned_bytes } => self.say(&format!("memory on the devices at the peak of a step: {}", console::bytes(*planned_bytes))),
+            Event::Memory { planned_bytes } => {
+                self.say(&format!("memory on the devices at the peak of a step: {}", console::bytes(*planned_bytes)))
+            }
             Event::Loaded(weights) => self.say(&format!("weights from {weights}")),
             Event::Evaluating { when, done, total } => {
                 let label = match when {

@@ -3,7 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Command, CommandFactory};
-use zofo::{TrainOptions, estimator::{EstimatorName, Scope}, options::OptimiserName, order::ScheduleName};
+use zofo::{
+    TrainOptions,
+    estimator::{EstimatorName, Scope},
+    options::OptimiserName,
+    order::ScheduleName,
+};
 
 use super::{
     args::{Cli, by_name, defaults},
@@ -153,12 +158,12 @@ pub struct TrainArgs {
     /// Take the same directions for the micro-batches of a mini-batch, or new ones for each micro-batch
     #[arg(long, value_name = "SCOPE", value_parser = scope, default_value = defaults().scope.name(), help_heading = "Zeroth-order stages")]
     pub scope: Scope,
-    /// Their learning rate [default: that of the others for guided, else a fifth of it]
+    /// Their learning rate [default: that of the others for guided, else 0.01 with sgd, a fifth of the others' with adamw]
     #[arg(long, value_name = "LR", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
     pub zo_lr: Option<f64>,
-    /// Their optimiser: adamw, sgd
-    #[arg(long, value_name = "NAME", value_parser = optimiser, default_value = "adamw", help_heading = "Zeroth-order stages")]
-    pub zo_optimizer: OptimiserName,
+    /// Their optimiser: adamw, sgd [default: adamw for guided, else sgd]
+    #[arg(long, value_name = "NAME", value_parser = optimiser, help_heading = "Zeroth-order stages")]
+    pub zo_optimizer: Option<OptimiserName>,
     /// Step of the difference estimators [default: the measured one]
     #[arg(long, value_name = "E", allow_negative_numbers = true, help_heading = "Zeroth-order stages")]
     pub eps: Option<f32>,

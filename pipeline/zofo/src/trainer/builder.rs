@@ -166,7 +166,7 @@ impl TrainerBuilder {
         /// Learning rate of stages that do not.
         zo_lr: f64 => zo_lr = Some(zo_lr);
         /// Optimiser of stages that do not backpropagate.
-        zo_optimiser: OptimiserName => zo_optimiser = zo_optimiser;
+        zo_optimiser: OptimiserName => zo_optimiser = Some(zo_optimiser);
         /// Largest norm of the exact gradient, 0 for any.
         clip: f64 => clip = clip;
         /// Step of the difference estimators.

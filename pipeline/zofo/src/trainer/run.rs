@@ -3,8 +3,16 @@
 use std::time::Instant;
 
 use zofo_hal::{Error, ErrorKind, Result};
-use zofo_ops::{batch::{Capacity, Sequence}, files::write_adapter, lora::HostAdapter};
-use zofo_pipeline::{estimator::EstimatorName, ir::Role, train::{Session, capacity_of}};
+use zofo_ops::{
+    batch::{Capacity, Sequence},
+    files::write_adapter,
+    lora::HostAdapter,
+};
+use zofo_pipeline::{
+    estimator::EstimatorName,
+    ir::Role,
+    train::{Session, capacity_of},
+};
 
 use super::{Out, Run, Trainer};
 use crate::{
