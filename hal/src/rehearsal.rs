@@ -82,11 +82,9 @@ impl Device for Rehearsal {
         self.inner.weight_layout()
     }
     fn memory(&self) -> MemoryStats {
-        let mut stats = MemoryStats::default();
-        stats.in_use = self.counters.in_use.load(Relaxed) as u64;
-        stats.peak = self.counters.peak.load(Relaxed) as u64;
-        stats.allocations = self.counters.allocations.load(Relaxed) as u64;
-        stats
+        let count = |of: &AtomicUsize| of.load(Relaxed) as u64;
+        let Counters { in_use, peak, allocations } = &*self.counters;
+        MemoryStats { in_use: count(in_use), peak: count(peak), allocations: count(allocations), ..MemoryStats::default() }
     }
 }
 

@@ -264,7 +264,7 @@ unsafe fn q4_k<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
             // 32 planes hold two sub-blocks: the low nibbles are the even one, the high nibbles the odd one.
             for l in 0..32 {
                 let bytes: [S::I; P] = vectors!(p => S::bytes(b[p].add((16 + j / 2 * 32 + l) * NR)));
-                let q: [S::I; P] = if j % 2 == 0 { vectors!(p => S::and(bytes[p], 15)) } else { vectors!(p => S::shr::<4>(bytes[p])) };
+                let q: [S::I; P] = if j.is_multiple_of(2) { vectors!(p => S::and(bytes[p], 15)) } else { vectors!(p => S::shr::<4>(bytes[p])) };
                 sink.step(k + l, vectors!(p => S::sub(S::mul(scales[p].0, S::float(q[p])), scales[p].1)));
             }
         });

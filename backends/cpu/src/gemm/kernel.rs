@@ -325,9 +325,9 @@ impl<S: Simd, const M: usize, const P: usize> format::Sink<S, P> for Products<S,
         for i in 0..M {
             // Safety: the rows have as many steps as the panels.
             let x = unsafe { S::splat(self.rows[i].add(k)) };
-            for p in 0..P {
+            for (acc, v) in self.acc[i].iter_mut().zip(&v) {
                 // Safety: the tier's features are there.
-                self.acc[i][p] = unsafe { S::fma(self.acc[i][p], x, v[p]) };
+                *acc = unsafe { S::fma(*acc, x, *v) };
             }
         }
     }
