@@ -19,6 +19,8 @@ mod simd;
 mod sync;
 mod view;
 mod weight;
+#[cfg(feature = "std")]
+mod workers;
 
 pub use device::{CpuDevice, CpuDriver, CpuOptions};
 pub use isa::Isa;

@@ -1,7 +1,7 @@
 //! The threads of a device.
 //!
 //! The thread that submits works too, so a device of n threads owns n - 1 workers. Work is handed out by a counter: which thread runs a
-//! task is open, what the task computes is not.
+//! task is open, what the task computes is not. Where another queue of the device has the workers, the caller does all of its work itself.
 
 use core::ops::Range;
 use zofo_hal::{Error, Result};
@@ -11,7 +11,7 @@ use zofo_hal::{Error, Result};
 pub(crate) struct Pool {
     threads: usize,
     #[cfg(feature = "std")]
-    workers: Option<rayon::ThreadPool>,
+    workers: Option<crate::workers::Workers>,
 }
 
 /// Work below this many units (about one element-wise operation on an f32 each) is done by the caller alone: waking a worker costs as much.
@@ -26,13 +26,7 @@ impl Pool {
         }
         #[cfg(feature = "std")]
         {
-            let build =
-                || rayon::ThreadPoolBuilder::new().num_threads(threads - 1).thread_name(|i| std::format!("zofo-cpu-{}", i + 1)).build();
-            let refused = |e| {
-                let kind = zofo_hal::ErrorKind::OutOfMemory { requested: 0, available: None };
-                Error::new(kind, std::format!("cannot start {} worker threads: {e}; ask for fewer", threads - 1))
-            };
-            let workers = (threads > 1).then(build).transpose().map_err(refused)?;
+            let workers = (threads > 1).then(|| crate::workers::Workers::start(threads - 1)).transpose()?;
             Ok(Self { threads, workers })
         }
         #[cfg(not(feature = "std"))]
@@ -50,25 +44,9 @@ impl Pool {
     /// one.
     pub(crate) fn run(&self, tasks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         #[cfg(feature = "std")]
-        if let (Some(workers), true) = (&self.workers, tasks > 1) {
-            use core::sync::atomic::{AtomicUsize, Ordering};
-            let next = AtomicUsize::new(0);
-            let work = |worker: usize| {
-                loop {
-                    let task = next.fetch_add(1, Ordering::Relaxed);
-                    if task >= tasks {
-                        break;
-                    }
-                    f(task, worker);
-                }
-            };
-            let work = &work;
-            workers.in_place_scope(|scope| {
-                for worker in 1..self.threads.min(tasks) {
-                    scope.spawn(move |_| work(worker));
-                }
-                work(0);
-            });
+        if let (Some(workers), true) = (&self.workers, tasks > 1)
+            && workers.run(tasks, f)
+        {
             return;
         }
         for task in 0..tasks {

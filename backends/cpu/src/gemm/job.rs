@@ -124,7 +124,7 @@ impl JobScratch {
 }
 
 /// Work below this many multiply-adds stays on the calling thread.
-const GATE: usize = 1 << 20;
+const GATE: usize = 1 << 18;
 
 /// Columns and rows of a task.
 fn grid(threads: usize, m: usize, n: usize, k: usize) -> (usize, usize) {
