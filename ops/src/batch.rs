@@ -95,13 +95,13 @@ impl MicroBatch {
         Ok(())
     }
 
-    /// A micro-batch of token 0 that takes all of `capacity`, as long as its rows allow.
-    pub fn filling(capacity: Capacity) -> Self {
-        let rows = capacity.rows.max(1) as u32;
-        let sequences = (capacity.sequences.max(1) as u32).min(rows);
-        // All sequences but the last have one row.
-        let cu_seqlens = (0..sequences).chain([rows]).collect();
-        let positions = (1..sequences).map(|_| 0).chain(0..=rows - sequences).collect();
+    /// A micro-batch of token 0 that takes all of `capacity`, as far as sequences of at most `longest` tokens do.
+    pub fn filling(capacity: Capacity, longest: usize) -> Self {
+        let sequences = capacity.sequences.clamp(1, capacity.rows.max(1));
+        let rows = capacity.rows.clamp(1, sequences.saturating_mul(longest.max(1))) as u32;
+        let sequences = (sequences as u32).min(rows);
+        let cu_seqlens: Vec<u32> = (0..=sequences).map(|s| (u64::from(rows) * u64::from(s) / u64::from(sequences)) as u32).collect();
+        let positions = cu_seqlens.windows(2).flat_map(|w| 0..w[1] - w[0]).collect();
         let label_rows: Vec<u32> = (0..rows.min(capacity.labels as u32)).collect();
         Self { ids: vec![0; rows as usize], cu_seqlens, positions, targets: vec![0; label_rows.len()], label_rows }
     }

@@ -299,7 +299,7 @@ impl Worker {
     }
 
     fn rehearse_list(&mut self, capacity: Capacity) -> Result<()> {
-        let batch = MicroBatch::filling(capacity);
+        let batch = MicroBatch::filling(capacity, self.slice.spec().positions);
         let batches = vec![batch; self.workload.micro_batches as usize];
         let input = StepInput::new(0, batches, 0.0, 0.0);
         self.upload(&input)?;
@@ -313,7 +313,7 @@ impl Worker {
                     Payload::Delta { m } if self.state.delta.contains_key(&m) => continue,
                     Payload::Delta { .. } => 1,
                 };
-                received = Some(Arc::new(vec![0.0; blocks * capacity.rows * d]));
+                received = Some(Arc::new(vec![0.0; blocks * input.batches[0].rows() * d]));
             }
             self.act(&action, &input, received)?;
         }
