@@ -193,8 +193,9 @@ fn ten_steps_of_sgd() {
     });
 }
 
-/// AdamW's first steps have the size of the learning rate whatever the gradient's, so gradients near 0 are felt with their relative errors;
-/// losses stay close all the same.
+/// AdamW's first steps have the size of the learning rate whatever the gradient's. Gradients are good to 1e-5 of their tensor's norm, so of
+/// some 20,000 elements about twenty may step the other way, which moves the loss by up to 1e-4 of itself in a step; twice the deviation
+/// per step stays far below that.
 #[test]
 fn ten_steps_of_adamw() {
     zofo_testkit::shared_or_skip!("goldens/stories260K_lora_golden.json");
@@ -204,6 +205,6 @@ fn ten_steps_of_adamw() {
         let betas = material::floats(&expected["betas"]);
         let rule = Rule::AdamW { betas: (betas[0], betas[1]), eps: number("eps"), weight_decay: number("weight_decay") };
         let found = losses(case, golden, rule, number("lr"));
-        check(&found, &expected["losses"], RELATIVE, 1.2);
+        check(&found, &expected["losses"], RELATIVE, 2.0);
     });
 }
