@@ -185,6 +185,7 @@ macro_rules! tiles {
         }
     }};
 }
+#[cfg(target_arch = "x86_64")]
 pub(super) use tiles;
 
 /// # Safety
