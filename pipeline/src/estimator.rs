@@ -171,7 +171,7 @@ impl EstimatorSpec {
             group: 8,
             eps: Self::default_eps(DType::F32, false),
             two_sided: false,
-            scope: if name == EstimatorName::Oracle { Scope::MiniBatch } else { Scope::MicroBatch },
+            scope: Scope::MiniBatch,
             factors: Factors::B,
             winsorise: None,
             exit_directions: if name == EstimatorName::EarlyExit { directions } else { 0 },

@@ -186,7 +186,7 @@ pub struct Workload {
     pub roles: Vec<Role>,
     /// Micro-batches per step.
     pub micro_batches: u32,
-    /// Directions per micro-batch (Q); 0 where nothing is estimated.
+    /// Directions (Q) that every micro-batch takes; 0 where nothing is estimated.
     pub directions: u32,
     /// Directions per action at most.
     pub group: u32,

@@ -40,8 +40,8 @@ impl Isa {
         }
     }
 
-    /// Whether it is faster than the tiers before it. The dot product of bf16 pairs takes AMD's processors as long as one FMA, and Intel's (of
-    /// 2023, where it was measured) as long as four.
+    /// Whether it is faster than the tiers before it. The dot product of bf16 pairs takes AMD's Zen 4 as long as one FMA, and Intel's Emerald
+    /// Rapids as long as four (`docs/performance.md`).
     fn is_worthwhile(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512Bf16 {

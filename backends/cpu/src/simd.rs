@@ -60,19 +60,10 @@ pub(crate) trait Simd: 'static {
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     /// `a - b`, wrapping.
     unsafe fn minus(a: Self::I, b: u32) -> Self::I;
-    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I;
-    /// Zeros come in.
-    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I;
-    #[inline(always)]
-    unsafe fn shl<const N: u32>(a: Self::I) -> Self::I {
-        // Safety: the caller's promise.
-        unsafe { Self::shl_by(a, N) }
-    }
-    #[inline(always)]
-    unsafe fn shr<const N: u32>(a: Self::I) -> Self::I {
-        // Safety: the caller's promise.
-        unsafe { Self::shr_by(a, N) }
-    }
+    /// By a constant it is one instruction.
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I;
+    /// Zeros come in. By a constant it is one instruction.
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     /// Signed integers as f32.
     unsafe fn float(a: Self::I) -> Self::V;
     /// The same bits as f32.

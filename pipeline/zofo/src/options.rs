@@ -30,6 +30,11 @@ impl OptimiserName {
     /// All names, as on the command line.
     pub const ALL: [(&'static str, Self); 2] = [("adamw", Self::AdamW), ("sgd", Self::Sgd)];
 
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, o)| *o == self).map_or("?", |(n, _)| n)
+    }
+
     /// The rule it stands for.
     pub fn rule(self) -> Rule {
         match self {

@@ -5,8 +5,9 @@
 
 use super::{
     NR,
-    kernel::{Dot, tiles},
+    kernel::{Dot, load, store, tiles},
 };
+use crate::simd::Avx512;
 use core::arch::x86_64::*;
 
 pub(super) static DOT: Dot = Dot { sweep, pair };
@@ -45,14 +46,7 @@ unsafe fn micro<const M: usize, const P: usize>(
     // Safety: within what the caller promises; a vector of 32 bf16 is any 64 bytes.
     unsafe {
         let a: [*const u32; M] = core::array::from_fn(|i| *rows.add(i));
-        let mut acc = [[_mm512_setzero_ps(); P]; M];
-        if !fresh {
-            for (i, row) in acc.iter_mut().enumerate() {
-                for (p, acc) in row.iter_mut().enumerate() {
-                    *acc = _mm512_loadu_ps(c.add(i * ldc + p * NR));
-                }
-            }
-        }
+        let mut acc = load::<Avx512, M, P>(c, ldc, fresh);
         for k in 0..pairs {
             let v: [__m512bh; P] =
                 core::array::from_fn(|p| core::mem::transmute(_mm512_loadu_si512(b.add((p * distance + k) * NR).cast())));
@@ -63,11 +57,7 @@ unsafe fn micro<const M: usize, const P: usize>(
                 }
             }
         }
-        for (i, row) in acc.into_iter().enumerate() {
-            for (p, acc) in row.into_iter().enumerate() {
-                _mm512_storeu_ps(c.add(i * ldc + p * NR), acc);
-            }
-        }
+        store::<Avx512, M, P>(acc, c, ldc);
     }
 }
 

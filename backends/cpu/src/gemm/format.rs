@@ -126,7 +126,7 @@ macro_rules! nibbles {
             $body
         }
         for $j in 16..32 {
-            let $q: [S::I; P] = vectors!(p => S::shr::<4>(S::bytes($b[p].add(($at + $j - 16) * NR))));
+            let $q: [S::I; P] = vectors!(p => S::shr(S::bytes($b[p].add(($at + $j - 16) * NR)), 4));
             $body
         }
     };
@@ -138,8 +138,8 @@ macro_rules! fives {
         // All 32 fifth bits of a row as one word, which a shift brings to bit 4 in turn.
         let mut high: [S::I; P] = vectors!(p => fifths::<S>($b[p].add($at * NR)));
         nibbles!($b, $at + 4, |$j, $q| {
-            let $q: [S::I; P] = vectors!(p => S::or($q[p], S::and(S::shl::<4>(high[p]), 16)));
-            high = vectors!(p => S::shr::<1>(high[p]));
+            let $q: [S::I; P] = vectors!(p => S::or($q[p], S::and(S::shl(high[p], 4), 16)));
+            high = vectors!(p => S::shr(high[p], 1));
             $body
         });
     };
@@ -166,7 +166,7 @@ unsafe fn bf16<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
     for k in (0..kc).step_by(2) {
         unsafe {
             let pairs: [S::I; P] = vectors!(p => S::words(b[p].add((k0 + k) / 2 * NR * 4)));
-            sink.step(k, vectors!(p => S::bits(S::shl::<16>(pairs[p]))));
+            sink.step(k, vectors!(p => S::bits(S::shl(pairs[p], 16))));
             if k + 1 < kc {
                 sink.step(k + 1, vectors!(p => S::bits(S::and(pairs[p], 0xffff_0000))));
             }
@@ -211,8 +211,8 @@ unsafe fn q4_1<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
 #[inline(always)]
 unsafe fn fifths<S: Simd>(b: *const u8) -> S::I {
     unsafe {
-        let (first, second) = (S::bytes(b), S::shl::<8>(S::bytes(b.add(NR))));
-        let (third, fourth) = (S::shl::<16>(S::bytes(b.add(2 * NR))), S::shl::<24>(S::bytes(b.add(3 * NR))));
+        let (first, second) = (S::bytes(b), S::shl(S::bytes(b.add(NR)), 8));
+        let (third, fourth) = (S::shl(S::bytes(b.add(2 * NR)), 16), S::shl(S::bytes(b.add(3 * NR)), 24));
         S::or(S::or(first, second), S::or(third, fourth))
     }
 }
@@ -248,8 +248,8 @@ unsafe fn scale_min<S: Simd>(b: *const u8, j: usize) -> (S::V, S::V) {
         let (scale, min) = if j < 4 {
             (S::and(near, 63), S::and(far, 63))
         } else {
-            let (scale_top, min_top) = (S::shr::<6>(S::bytes(s.add((j - 4) * NR))), S::shr::<6>(near));
-            (S::or(S::and(far, 15), S::shl::<4>(scale_top)), S::or(S::shr::<4>(far), S::shl::<4>(min_top)))
+            let (scale_top, min_top) = (S::shr(S::bytes(s.add((j - 4) * NR)), 6), S::shr(near, 6));
+            (S::or(S::and(far, 15), S::shl(scale_top, 4)), S::or(S::shr(far, 4), S::shl(min_top, 4)))
         };
         (S::mul(S::half(b), S::float(scale)), S::mul(S::half(b.add(2 * NR)), S::float(min)))
     }
@@ -264,7 +264,7 @@ unsafe fn q4_k<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
             // 32 planes hold two sub-blocks: the low nibbles are the even one, the high nibbles the odd one.
             for l in 0..32 {
                 let bytes: [S::I; P] = vectors!(p => S::bytes(b[p].add((16 + j / 2 * 32 + l) * NR)));
-                let q: [S::I; P] = if j.is_multiple_of(2) { vectors!(p => S::and(bytes[p], 15)) } else { vectors!(p => S::shr::<4>(bytes[p])) };
+                let q: [S::I; P] = if j.is_multiple_of(2) { vectors!(p => S::and(bytes[p], 15)) } else { vectors!(p => S::shr(bytes[p], 4)) };
                 sink.step(k + l, vectors!(p => S::sub(S::mul(scales[p].0, S::float(q[p])), scales[p].1)));
             }
         });
@@ -284,9 +284,9 @@ unsafe fn q6_k<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
                     vectors!(p => S::mul(d[p], S::float(S::signed_bytes(b[p].add((192 + 2 * j + sixteen) * NR)))));
                 for l in 16 * sixteen..16 * sixteen + 16 {
                     let low: [S::I; P] = vectors!(p => S::bytes(b[p].add((64 * half + 32 * (quarter % 2) + l) * NR)));
-                    let low: [S::I; P] = if quarter < 2 { vectors!(p => S::and(low[p], 15)) } else { vectors!(p => S::shr::<4>(low[p])) };
+                    let low: [S::I; P] = if quarter < 2 { vectors!(p => S::and(low[p], 15)) } else { vectors!(p => S::shr(low[p], 4)) };
                     let pairs: [S::I; P] = vectors!(p => S::bytes(b[p].add((128 + 32 * half + l) * NR)));
-                    let pairs: [S::I; P] = vectors!(p => S::shl::<4>(S::and(S::shr_by(pairs[p], 2 * quarter as u32), 3)));
+                    let pairs: [S::I; P] = vectors!(p => S::shl(S::and(S::shr(pairs[p], 2 * quarter as u32), 3), 4));
                     sink.step(k + l, vectors!(p => S::mul(scales[p], S::float(S::minus(S::or(low[p], pairs[p]), 32)))));
                 }
             }

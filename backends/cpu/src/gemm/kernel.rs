@@ -240,7 +240,7 @@ unsafe fn micro<S: Simd, const M: usize, const P: usize>(
 /// # Safety
 /// `c` is valid for them.
 #[inline(always)]
-unsafe fn load<S: Simd, const M: usize, const P: usize>(c: *const f32, ldc: usize, fresh: bool) -> [[S::V; P]; M] {
+pub(super) unsafe fn load<S: Simd, const M: usize, const P: usize>(c: *const f32, ldc: usize, fresh: bool) -> [[S::V; P]; M] {
     // Safety: the caller's promise.
     unsafe {
         let mut acc = [[S::zero(); P]; M];
@@ -258,7 +258,7 @@ unsafe fn load<S: Simd, const M: usize, const P: usize>(c: *const f32, ldc: usiz
 /// # Safety
 /// `c` is valid for the accumulators.
 #[inline(always)]
-unsafe fn store<S: Simd, const M: usize, const P: usize>(acc: [[S::V; P]; M], c: *mut f32, ldc: usize) {
+pub(super) unsafe fn store<S: Simd, const M: usize, const P: usize>(acc: [[S::V; P]; M], c: *mut f32, ldc: usize) {
     for (i, row) in acc.into_iter().enumerate() {
         for (p, acc) in row.into_iter().enumerate() {
             // Safety: the caller's promise.

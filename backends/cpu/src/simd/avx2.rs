@@ -95,11 +95,11 @@ impl Simd for Avx2 {
         unsafe { [_mm256_sub_epi32(a[0], _mm256_set1_epi32(b as i32)), _mm256_sub_epi32(a[1], _mm256_set1_epi32(b as i32))] }
     }
     #[inline(always)]
-    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I {
         unsafe { [_mm256_sll_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_sll_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
     }
     #[inline(always)]
-    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I {
         unsafe { [_mm256_srl_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_srl_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
     }
     #[inline(always)]

@@ -92,20 +92,12 @@ impl Simd for Avx512 {
         unsafe { _mm512_sub_epi32(a, _mm512_set1_epi32(b as i32)) }
     }
     #[inline(always)]
-    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I {
         unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
     }
     #[inline(always)]
-    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I {
         unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
-    }
-    #[inline(always)]
-    unsafe fn shl<const N: u32>(a: Self::I) -> Self::I {
-        unsafe { _mm512_slli_epi32::<N>(a) }
-    }
-    #[inline(always)]
-    unsafe fn shr<const N: u32>(a: Self::I) -> Self::I {
-        unsafe { _mm512_srli_epi32::<N>(a) }
     }
     #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {

@@ -96,11 +96,11 @@ impl Simd for Neon {
         unsafe { from_fn(|i| vsubq_u32(a[i], vdupq_n_u32(b))) }
     }
     #[inline(always)]
-    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I {
         unsafe { from_fn(|i| vshlq_u32(a[i], vdupq_n_s32(n as i32))) }
     }
     #[inline(always)]
-    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I {
         unsafe { from_fn(|i| vshlq_u32(a[i], vdupq_n_s32(-(n as i32)))) }
     }
     #[inline(always)]

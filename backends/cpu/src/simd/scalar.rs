@@ -88,11 +88,11 @@ impl Simd for Scalar {
         a.map(|x| x.wrapping_sub(b))
     }
     #[inline(always)]
-    unsafe fn shl_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I {
         a.map(|x| x << n)
     }
     #[inline(always)]
-    unsafe fn shr_by(a: Self::I, n: u32) -> Self::I {
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I {
         a.map(|x| x >> n)
     }
     #[inline(always)]

@@ -127,8 +127,7 @@ fn embedded() -> Vec<OsString> {
         arguments.extend([format!("--steps={}", o.steps), format!("--batch={}", o.batch), format!("--directions={}", o.directions)]);
         arguments.extend([format!("--lr={}", o.lr), format!("--warmup={}", o.warmup)]);
         arguments.extend(o.zo_lr.map(|lr| format!("--zo-lr={lr}")));
-        let name_of = |o| zofo::options::OptimiserName::ALL.iter().find(|(_, other)| *other == o).map(|(name, _)| *name);
-        arguments.extend(o.zo_optimiser.and_then(name_of).map(|name| format!("--zo-optimizer={name}")));
+        arguments.extend(o.zo_optimiser.map(|o| format!("--zo-optimizer={}", o.name())));
         arguments.extend(o.targets.map(|t| format!("--targets={t}")));
         arguments.extend(o.decay.then(|| "--decay".to_owned()));
         arguments.into_iter().map(OsString::from).collect()

@@ -27,7 +27,7 @@ use crate::{
     tokens::Encoder,
 };
 
-/// Sequences that are looked at before a run for its largest micro-batch: a second or two of tokenising.
+/// Sequences that are looked at before a run for its largest micro-batch: three seconds of tokenising news texts.
 const LOOK_AHEAD: u64 = 1 << 16;
 
 impl Trainer {
