@@ -230,13 +230,13 @@ impl EstimatorSpec {
     pub fn workload(&self, cut: usize) -> Workload {
         Workload {
             roles: vec![Role::ZerothOrder; cut],
-            micro_batches: 1,
             directions: self.directions,
             group: self.group,
             form: self.name.form(),
             readout: self.name.readout(),
             two_sided: self.two_sided,
             exit_directions: self.exit_directions,
+            ..Workload::first_order(cut, 1)
         }
     }
 

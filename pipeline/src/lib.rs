@@ -14,4 +14,5 @@ pub mod ir;
 pub mod journal;
 pub mod order;
 pub mod plan;
+pub mod sim;
 pub mod train;

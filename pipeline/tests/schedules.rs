@@ -4,25 +4,26 @@ use proptest::prelude::*;
 use zofo_hal::op::Form;
 use zofo_pipeline::{
     check::check,
-    ir::{Action, Credits, Readout, Role, Workload},
+    ir::{Action, Credits, Readout, Role, Step, Workload},
     order::ScheduleName,
 };
 
 fn workload() -> impl Strategy<Value = Workload> {
     let readout = prop_oneof![Just(Readout::Loss), Just(Readout::Cut), Just(Readout::Guide)];
-    (0usize..4, 1usize..4, 1u32..7, 0u32..9, 1u32..5, readout, any::<[bool; 3]>(), 0u32..4).prop_map(
-        |(zo, fo, micro_batches, directions, group, readout, [tangent, two_sided, frozen], exit)| {
+    (0usize..4, 1usize..4, 1u32..7, 0u32..9, 1u32..5, readout, any::<[bool; 4]>(), 0u32..4).prop_map(
+        |(zo, fo, micro_batches, directions, group, readout, [tangent, two_sided, frozen, merge], exit)| {
             let head = if frozen || directions == 0 { Role::Frozen } else { Role::ZerothOrder };
             let tangent = tangent && readout == Readout::Cut;
             Workload {
                 roles: [vec![head; zo], vec![Role::FirstOrder; fo]].concat(),
-                micro_batches,
+                merge_base: merge || tangent,
                 directions,
                 group,
                 form: if tangent { Form::Tangent } else { Form::Value },
                 readout,
                 two_sided: two_sided && !tangent,
                 exit_directions: exit,
+                ..Workload::first_order(zo + fo, micro_batches)
             }
         },
     )
@@ -36,7 +37,7 @@ proptest! {
         for s in w.cut()..w.stages() {
             prop_assert!(peaks.in_flight[s] <= (w.micro_batches as usize).min(w.stages() - s), "stage {s}: {peaks:?}");
         }
-        prop_assert!(schedule.stages.iter().all(|l| l.last() == Some(&Action::Update)));
+        prop_assert!((0..w.stages()).all(|s| schedule.actions(s).last() == Some(Action::Update)));
     }
 
     #[test]
@@ -49,9 +50,9 @@ proptest! {
     #[test]
     fn gradients_accumulate_in_micro_batch_order(w in workload()) {
         let schedule = ScheduleName::HybridopHead.build(&w).unwrap();
-        for list in &schedule.stages {
-            let order: Vec<_> = list.iter().filter_map(|a| match a {
-                Action::Backward { m } | Action::Guide { m } => Some(*m),
+        for s in 0..w.stages() {
+            let order: Vec<_> = schedule.actions(s).filter_map(|a| match a {
+                Action::Backward { m } | Action::Guide { m } => Some(m),
                 _ => None,
             }).collect();
             prop_assert!(order.is_sorted(), "{order:?}");
@@ -62,7 +63,7 @@ proptest! {
     #[test]
     fn damage_is_noticed(w in workload(), stage in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), how in 0..2) {
         let mut schedule = ScheduleName::HybridopHead.build(&w).unwrap();
-        let list = &mut schedule.stages[stage.index(w.stages())];
+        let list = &mut schedule.lists[stage.index(w.stages())];
         let i = at.index(list.len());
         match how {
             0 => drop(list.remove(i)),
@@ -77,8 +78,8 @@ fn deadlock_is_found() {
     // A stage that wants the second gradient before it sent the second activation.
     let w = Workload::first_order(2, 2);
     let mut schedule = ScheduleName::Gpipe.build(&w).unwrap();
-    schedule.stages[0] =
-        vec![Action::Forward { m: 0 }, Action::Backward { m: 0 }, Action::Forward { m: 1 }, Action::Backward { m: 1 }, Action::Update];
+    let order = [Action::Forward { m: 0 }, Action::Backward { m: 0 }, Action::Forward { m: 1 }, Action::Backward { m: 1 }, Action::Update];
+    schedule.lists[0] = order.map(|a| Step::new(0, a)).to_vec();
     let e = check(&schedule).unwrap_err();
     assert!(e.message().starts_with("deadlock: stage"), "{e}");
 }

@@ -31,8 +31,8 @@ impl Links {
     pub fn connect(schedule: &Schedule) -> Vec<Links> {
         let w = &schedule.workload;
         let mut all: Vec<Links> = (0..w.stages()).map(|_| Links::default()).collect();
-        for (from, list) in schedule.stages.iter().enumerate() {
-            for (to, payload) in list.iter().flat_map(|a| w.produces(from, a)) {
+        for from in 0..w.stages() {
+            for (to, payload) in schedule.actions(from).flat_map(|a| w.produces(from, &a)) {
                 let lane = payload.lane();
                 if let Entry::Vacant(sender) = all[from].outgoing.entry((to, lane)) {
                     let (tx, rx) = sync_channel(schedule.credits.lane(lane));

@@ -118,7 +118,7 @@ impl WorkerSetup {
             Role::ZerothOrder => Some(Optimiser::zeroth_order(&mut runner, &adapters, setup.zeroth_order, factors(&setup.estimator))?),
             Role::Frozen => None,
         };
-        let list = setup.plan.schedule.stages[stage].clone();
+        let list = setup.plan.schedule.actions(stage).collect();
         let workload = setup.plan.schedule.workload.clone();
         let capacity = setup.capacity;
         let mut worker = Worker {
@@ -305,16 +305,13 @@ impl Worker {
         self.upload(&input)?;
         let d = self.slice.config().hidden;
         for action in self.list.clone() {
-            let mut received = None;
-            for (_, payload) in self.workload.consumes(self.stage, &action) {
-                let blocks = match payload {
-                    Payload::Hidden { .. } => 1,
-                    Payload::Copies(g) | Payload::ExitCopies(g) => g.copies(self.workload.form).total(),
-                    Payload::Delta { m } if self.state.delta.contains_key(&m) => continue,
-                    Payload::Delta { .. } => 1,
-                };
-                received = Some(Arc::new(vec![0.0; blocks * input.batches[0].rows() * d]));
-            }
+            let blocks = match self.workload.consumes(self.stage, &action) {
+                None => 0,
+                Some((_, Payload::Delta { m })) if self.state.delta.contains_key(&m) => 0,
+                Some((_, Payload::Hidden { .. } | Payload::Delta { .. })) => 1,
+                Some((_, Payload::Copies(g) | Payload::ExitCopies(g))) => g.copies(self.workload.form).total(),
+            };
+            let received = (blocks > 0).then(|| Arc::new(vec![0.0; blocks * input.batches[0].rows() * d]));
             self.act(&action, &input, received)?;
         }
         // The update allocates nothing of a batch's size, and its optimiser keeps what it does allocate.
@@ -323,16 +320,11 @@ impl Worker {
 
     /// Waits for what the action needs, except gradients that are here already.
     fn receive(&mut self, action: &Action) -> Result<Option<Arc<Vec<f32>>>> {
-        let mut last = None;
-        for (from, payload) in self.workload.consumes(self.stage, action) {
-            if let Payload::Delta { m } = payload
-                && self.state.delta.contains_key(&m)
-            {
-                continue;
-            }
-            last = Some(self.links.receive(from, payload)?);
+        match self.workload.consumes(self.stage, action) {
+            None => Ok(None),
+            Some((_, Payload::Delta { m })) if self.state.delta.contains_key(&m) => Ok(None),
+            Some((from, payload)) => self.links.receive(from, payload).map(Some),
         }
-        Ok(last)
     }
 
     /// Live rows of every block as one vector.
@@ -389,17 +381,19 @@ impl Worker {
                 self.adapters.guide(&mut self.runner, &self.batches[m as usize], &delta, &kept)?;
                 Ok(None)
             }
+            Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
+                Err(Error::unsupported("backward passes in two parts are simulated, not executed; use schedule `1f1b`"))
+            }
             Action::Update => Ok(None),
         }
     }
 
     fn send(&mut self, action: &Action, out: Option<TensorArg>) -> Result<()> {
-        let messages = self.workload.produces(self.stage, action);
-        let Some(out) = out.filter(|_| !messages.is_empty()) else { return Ok(()) };
+        let Some(out) = out else { return Ok(()) };
         let m = action.micro_batch().unwrap_or(0);
         let block = self.batches[m as usize].block_rows();
         let mut sent: Vec<(TensorArg, Arc<Vec<f32>>)> = Vec::new();
-        for (to, payload) in messages {
+        for (to, payload) in self.workload.produces(self.stage, action) {
             // At the cut one action makes two messages: the base, and the copies without it.
             let tensor = match (action, payload) {
                 (Action::PerturbedForward(_), Payload::Hidden { .. }) => out.rows(0, block),
@@ -436,7 +430,8 @@ impl Worker {
             }
             h
         };
-        if self.stage + 1 == self.workload.stages() {
+        let read_at_cut = self.workload.readout == Readout::Cut && self.workload.form == Form::Value && self.workload.estimates();
+        if self.stage + 1 == self.workload.stages() || (self.stage + 1 == self.workload.cut() && read_at_cut) {
             self.state.base.insert(m, h.clone());
         }
         Ok(h)

@@ -19,5 +19,5 @@ pub(super) fn order(w: &Workload) -> Schedule {
         })
         .collect();
     let m = w.micro_batches as usize;
-    Schedule { workload: w.clone(), stages, credits: Credits { hidden: m, copies: 1, delta: m, awaiting: m } }
+    Schedule::one_to_one(w.clone(), stages, Credits { hidden: m, copies: 1, delta: m, awaiting: m })
 }

@@ -354,13 +354,13 @@ impl LogFile {
 
 fn plan_json(plan: &Plan, model_layers: usize) -> Value {
     let w = &plan.schedule.workload;
-    let stages: Vec<Value> = (plan.stages.iter().zip(&plan.schedule.stages))
-        .map(|(stage, actions)| {
+    let stages: Vec<Value> = (plan.stages.iter().enumerate())
+        .map(|(s, stage)| {
             json!({
                 "device": stage.device,
                 "layers": [stage.layers.start, stage.layers.end],
                 "role": stage.role.name(),
-                "actions": actions.iter().map(|a| a.to_string()).collect::<Vec<_>>(),
+                "actions": plan.schedule.actions(s).map(|a| a.to_string()).collect::<Vec<_>>(),
             })
         })
         .collect();
