@@ -6,6 +6,7 @@
 
 pub mod check;
 pub mod cluster;
+pub mod costs;
 pub mod devices;
 pub mod estimator;
 pub mod events;
@@ -14,5 +15,6 @@ pub mod ir;
 pub mod journal;
 pub mod order;
 pub mod plan;
+pub mod planner;
 pub mod sim;
 pub mod train;

@@ -18,6 +18,22 @@ impl Step {
         Self { stage: stage as u32, action }
     }
 
+    /// The same step of a pipeline whose stages and micro-batches start there.
+    pub fn shifted(mut self, stages: usize, micro_batches: u32) -> Self {
+        self.stage += stages as u32;
+        match &mut self.action {
+            Action::Forward { m }
+            | Action::Loss { m }
+            | Action::Backward { m }
+            | Action::BackwardInput { m }
+            | Action::BackwardWeight { m }
+            | Action::Guide { m } => *m += micro_batches,
+            Action::PerturbedForward(g) | Action::ExitForward(g) | Action::BoundaryDot(g) => g.m += micro_batches,
+            Action::Update => {}
+        }
+        self
+    }
+
     /// The stage as an index.
     pub fn stage(&self) -> usize {
         self.stage as usize

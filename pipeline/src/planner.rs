@@ -1,0 +1,101 @@
+//! Planners: from costs to who holds which layers, and in which order work is done.
+//!
+//! Every planner proposes a [`Layout`] and an order; the simulator says how long a step takes, whichever formula the planner itself went by, and
+//! the memory of every device is a hard limit for all. `docs/planners.md` says where each comes from and what was assumed.
+
+mod layout;
+mod pipelines;
+mod problem;
+mod split;
+
+pub use layout::{DeviceReport, Layout, Member, Outcome, Split, StageLayout};
+pub use problem::{Method, Problem};
+
+use crate::order::ScheduleName;
+use pipelines::Cut;
+use serde::{Deserialize, Serialize};
+use zofo_hal::{Error, Result};
+
+/// What a planner comes up with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Proposal {
+    /// The layout with its order, simulated.
+    pub outcome: Outcome,
+    /// How zeroth-order stages learn, where there are any.
+    pub method: Method,
+    /// What a user should know about it.
+    pub notes: Vec<String>,
+}
+
+/// A planner by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum PlannerName {
+    /// The fastest device alone.
+    Single,
+    /// GPipe with equal stages.
+    Gpipe,
+    /// GPipe with the best slowest stage.
+    GpipeMinMax,
+    /// 1F1B with equal stages.
+    #[serde(rename = "1f1b")]
+    OneFOneB,
+    /// 1F1B with the best slowest stage.
+    #[serde(rename = "1f1b-min-max")]
+    OneFOneBMinMax,
+    /// Interleaved 1F1B.
+    #[serde(rename = "interleaved-1f1b")]
+    Interleaved,
+    /// Two pipelines in opposite directions.
+    Chimera,
+    /// ZB-H1 with the best slowest stage.
+    ZbH1,
+}
+
+type Plan = fn(&Problem, &Method) -> Result<Proposal>;
+
+/// All planners: the name on the command line, and how it plans.
+const PLANNERS: [(&str, PlannerName, Plan); 8] = [
+    ("single", PlannerName::Single, |p, _| pipelines::single(p)),
+    ("gpipe", PlannerName::Gpipe, |p, _| pipelines::line(p, ScheduleName::Gpipe, Cut::Equal)),
+    ("gpipe-min-max", PlannerName::GpipeMinMax, |p, _| pipelines::line(p, ScheduleName::Gpipe, Cut::MinMax)),
+    ("1f1b", PlannerName::OneFOneB, |p, _| pipelines::line(p, ScheduleName::OneFOneB, Cut::Equal)),
+    ("1f1b-min-max", PlannerName::OneFOneBMinMax, |p, _| pipelines::line(p, ScheduleName::OneFOneB, Cut::MinMax)),
+    ("interleaved-1f1b", PlannerName::Interleaved, |p, _| pipelines::interleaved(p)),
+    ("chimera", PlannerName::Chimera, |p, _| pipelines::chimera(p)),
+    ("zb-h1", PlannerName::ZbH1, |p, _| pipelines::line(p, ScheduleName::ZbH1, Cut::MinMax)),
+];
+
+impl PlannerName {
+    /// All planners.
+    pub fn all() -> impl Iterator<Item = Self> {
+        PLANNERS.iter().map(|(_, planner, _)| *planner)
+    }
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        PLANNERS.iter().find(|(_, p, _)| *p == self).map_or("?", |(name, _, _)| name)
+    }
+
+    /// The planner called `name`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that lists the names there are.
+    pub fn parse(name: &str) -> Result<Self> {
+        PLANNERS.iter().find(|(n, _, _)| *n == name).map(|(_, p, _)| *p).ok_or_else(|| {
+            let known: Vec<_> = PLANNERS.iter().map(|(n, _, _)| *n).collect();
+            Error::invalid(format!("no planner is called `{name}`; there are: {}", known.join(", ")))
+        })
+    }
+
+    /// Plans.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where no plan of its kind exists, naming the device whose memory is short and by how much.
+    pub fn propose(self, p: &Problem, method: &Method) -> Result<Proposal> {
+        let (_, _, plan) = PLANNERS.iter().find(|(_, n, _)| *n == self).ok_or_else(|| Error::invalid("no such planner"))?;
+        plan(p, method)
+    }
+}
