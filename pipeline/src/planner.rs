@@ -3,6 +3,9 @@
 //! Every planner proposes a [`Layout`] and an order; the simulator says how long a step takes, whichever formula the planner itself went by, and
 //! the memory of every device is a hard limit for all. `docs/planners.md` says where each comes from and what was assumed.
 
+pub mod auto;
+mod bounds;
+pub mod hybridop;
 mod layout;
 mod pipelines;
 mod problem;
@@ -52,12 +55,20 @@ pub enum PlannerName {
     Chimera,
     /// ZB-H1 with the best slowest stage.
     ZbH1,
+    /// HybridOP's planner with its errata mended.
+    Hybridop,
+    /// HybridOP's planner as its text has it.
+    HybridopAsPrinted,
+    /// HybridOP's tail placement: a model of latency that cannot train.
+    HybridopTail,
+    /// zofo's own.
+    Auto,
 }
 
 type Plan = fn(&Problem, &Method) -> Result<Proposal>;
 
 /// All planners: the name on the command line, and how it plans.
-const PLANNERS: [(&str, PlannerName, Plan); 8] = [
+const PLANNERS: &[(&str, PlannerName, Plan)] = &[
     ("single", PlannerName::Single, |p, _| pipelines::single(p)),
     ("gpipe", PlannerName::Gpipe, |p, _| pipelines::line(p, ScheduleName::Gpipe, Cut::Equal)),
     ("gpipe-min-max", PlannerName::GpipeMinMax, |p, _| pipelines::line(p, ScheduleName::Gpipe, Cut::MinMax)),
@@ -66,6 +77,10 @@ const PLANNERS: [(&str, PlannerName, Plan); 8] = [
     ("interleaved-1f1b", PlannerName::Interleaved, |p, _| pipelines::interleaved(p)),
     ("chimera", PlannerName::Chimera, |p, _| pipelines::chimera(p)),
     ("zb-h1", PlannerName::ZbH1, |p, _| pipelines::line(p, ScheduleName::ZbH1, Cut::MinMax)),
+    ("hybridop", PlannerName::Hybridop, hybridop::plan),
+    ("hybridop-as-printed", PlannerName::HybridopAsPrinted, hybridop::as_printed),
+    ("hybridop-tail", PlannerName::HybridopTail, hybridop::tail),
+    ("auto", PlannerName::Auto, |p, _| auto::plan(p, auto::Effort::default()).map(|f| f.proposal)),
 ];
 
 impl PlannerName {
@@ -88,6 +103,11 @@ impl PlannerName {
             let known: Vec<_> = PLANNERS.iter().map(|(n, _, _)| *n).collect();
             Error::invalid(format!("no planner is called `{name}`; there are: {}", known.join(", ")))
         })
+    }
+
+    /// Whether its plans can train; the others are models of latency.
+    pub fn trains(self) -> bool {
+        self != Self::HybridopTail
     }
 
     /// Plans.

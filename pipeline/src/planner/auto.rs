@@ -1,0 +1,180 @@
+//! The planner that the others are compared with.
+//!
+//! It enumerates which devices take part in which order (devices of one type are one), and for each order the splits of the layers, by lower
+//! bound: what cannot beat the best plan known is never simulated. The first best plan comes from balancing loads and moving single layers
+//! while that helps; every other planner's plan is a candidate too. When nothing with a lower bound below the best plan is left, the plan is
+//! optimal over contiguous stages, device subsets and orders, and the named orders of work.
+//!
+//! The search is bounded by counts of simulated actions and visited splits, not by time, so equal inputs give equal plans.
+
+mod orders;
+mod search;
+
+use super::{Method, PlannerName, Problem, Proposal};
+use crate::{
+    estimator::EstimatorName,
+    ir::{Readout, Role},
+    sim::Urgency,
+};
+use orders::Device;
+use search::Search;
+use zofo_hal::{Error, Result};
+
+/// How much may be searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Effort {
+    /// Actions that may be simulated.
+    pub actions: u64,
+    /// Splits, complete or not, that may be visited.
+    pub splits: u64,
+    /// Orders of devices that may be looked at.
+    pub orders: usize,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { actions: 400_000, splits: 400_000, orders: 20_000 }
+    }
+}
+
+impl Effort {
+    /// What proves optimality more often, in seconds instead of tens of milliseconds.
+    pub fn thorough() -> Self {
+        Self { actions: 40_000_000, splits: 20_000_000, orders: 200_000 }
+    }
+}
+
+/// What the search found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Found {
+    /// The plan.
+    pub proposal: Proposal,
+    /// No plan of its kind takes less, in seconds.
+    pub lower_bound: f64,
+    /// Whether the plan was shown to be the best of its kind.
+    pub proven_optimal: bool,
+}
+
+/// The method that the costs ask for, and whether they leave a choice.
+pub fn asked(p: &Problem) -> (Method, bool) {
+    let c = p.costs();
+    let estimator = c.estimator.unwrap_or(EstimatorName::CutTangent);
+    let mut method = Method::new(estimator, c.directions.unwrap_or(DIRECTIONS[0]));
+    if let Some(merge) = c.merge_base {
+        method.merge_base = merge || estimator.form() == zofo_hal::op::Form::Tangent;
+    }
+    (method, c.directions.is_none())
+}
+
+/// Numbers of directions that are tried where none is given, most first.
+const DIRECTIONS: [u32; 5] = [16, 8, 4, 2, 1];
+
+/// How much longer than with a frozen head a step may take for the sake of directions that nobody asked for.
+const WORTH: f64 = 1.05;
+
+/// Plans with a number of directions as given, or with as many as cost next to nothing.
+///
+/// # Errors
+/// `InvalidArgument` where no plan fits, naming the device whose memory is short and by how much.
+pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
+    let (method, open) = asked(p);
+    if !open {
+        return best(p, &method, effort);
+    }
+    let frozen = best(p, &Method::FROZEN, effort)?;
+    let has_head = |f: &Found| f.proposal.outcome.layout.stages.iter().any(|s| s.role != Role::FirstOrder);
+    if !has_head(&frozen) {
+        return Ok(frozen);
+    }
+    let limit = WORTH * frozen.proposal.outcome.makespan();
+    for q in DIRECTIONS {
+        let method = Method { directions: q, ..method };
+        let Ok(mut found) = best(p, &method, effort) else { continue };
+        if found.proposal.outcome.makespan() <= limit && has_head(&found) {
+            let percent = 100.0 * (found.proposal.outcome.makespan() / frozen.proposal.outcome.makespan() - 1.0);
+            found.proposal.notes.push(format!(
+                "{q} directions were chosen: a step takes {percent:.1} % longer than with a frozen head; give `directions` to have more"
+            ));
+            return Ok(found);
+        }
+    }
+    let mut found = frozen;
+    found.proposal.notes.push(format!(
+        "the head is frozen: even one direction would lengthen a step by more than {:.0} %; give `directions` to train it",
+        100.0 * (WORTH - 1.0)
+    ));
+    Ok(found)
+}
+
+/// The best plan for `method`.
+fn best(p: &Problem, method: &Method, effort: Effort) -> Result<Found> {
+    let mut methods = vec![*method];
+    // Differences may take their base pass along or not; tangents need it beside them.
+    let free = p.costs().merge_base.is_none() && method.estimator.form() == zofo_hal::op::Form::Value && method.directions > 0;
+    if free && method.estimator.readout() != Readout::Guide {
+        methods.push(Method { merge_base: !method.merge_base, ..*method });
+    }
+    let mut found: Option<(Search, Method)> = None;
+    let mut failure = None;
+    let (orders, complete) = orders::all(p, effort.orders);
+    let mut bound = f64::INFINITY;
+    let mut proven = complete;
+    let each = Effort { actions: effort.actions / methods.len() as u64, splits: effort.splits / methods.len() as u64, ..effort };
+    let mut incumbent = f64::INFINITY;
+    for method in &methods {
+        let mut search = Search::new(p, *method, each, incumbent);
+        search.run(&orders);
+        bound = bound.min(search.lower_bound());
+        proven &= search.complete();
+        if search.best().is_some() {
+            incumbent = search.incumbent();
+            found = Some((search, *method));
+        } else if let Some(e) = search.failure() {
+            failure = Some(e);
+        }
+    }
+    if !complete {
+        bound = bound.min(orders::least(p, &methods));
+    }
+    let nothing = || failure.unwrap_or_else(|| orders::nothing_fits(p));
+    let own = match found {
+        Some((search, method)) => search.into_outcome().map(|outcome| Proposal { outcome, method, notes: Vec::new() }),
+        None => Err(nothing()),
+    };
+    let proposal = with_the_others(p, method, own)?;
+    let makespan = proposal.outcome.makespan();
+    // Another planner's plan may be of another kind: groups, several stages per device.
+    let of_its_kind = proposal.notes.is_empty();
+    bound = if proven && of_its_kind { makespan } else { bound.min(makespan) };
+    Ok(Found { proposal, lower_bound: bound, proven_optimal: proven && of_its_kind })
+}
+
+/// The better of a plan and what the other planners come up with.
+fn with_the_others(p: &Problem, method: &Method, own: Result<Proposal>) -> Result<Proposal> {
+    let mut best = own;
+    for planner in PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto) {
+        let Ok(mut other) = planner.propose(p, method) else { continue };
+        if best.as_ref().is_ok_and(|b| b.outcome.makespan() <= other.outcome.makespan() * (1.0 + 1e-12)) {
+            continue;
+        }
+        other.notes.insert(0, format!("the plan of `{}`, which is better than one device per stage", planner.name()));
+        best = Ok(other);
+    }
+    best
+}
+
+/// All that a brute force has to go through, for tests: every order of devices with its cut.
+pub fn device_orders(p: &Problem) -> Vec<(Vec<usize>, usize)> {
+    let (orders, _) = orders::all(p, usize::MAX);
+    orders.into_iter().map(|o| (o.iter().map(|d: &Device| d.index).collect(), orders::cut(&o))).collect()
+}
+
+fn urgencies(w: &crate::ir::Workload) -> Vec<Urgency> {
+    Urgency::all(w)
+}
+
+fn no_order() -> Error {
+    Error::invalid("no order of the devices leaves one that backpropagates at the end")
+}
