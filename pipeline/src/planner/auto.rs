@@ -125,7 +125,7 @@ fn best(p: &Problem, method: &Method, effort: Effort) -> Result<Found> {
     let mut incumbent = f64::INFINITY;
     for method in &methods {
         let mut search = Search::new(p, *method, each, incumbent);
-        search.run(&orders);
+        search.run(&orders, complete);
         bound = bound.min(search.lower_bound());
         proven &= search.complete();
         if search.best().is_some() {

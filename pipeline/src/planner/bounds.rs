@@ -4,7 +4,7 @@
 //! last still has to go on from there: down to the losses, back up, or nowhere.
 
 use crate::{
-    ir::{Group, Readout, Role, Workload},
+    ir::{Group, Readout, Workload},
     sim::{StageTiming, Timing},
 };
 use zofo_hal::op::Form;
@@ -145,11 +145,4 @@ pub(super) fn line(w: &Workload, timing: &Timing) -> f64 {
     // The last base pass leaves the head no earlier than its slowest stage lets it.
     let slowest = (0..n).map(base).fold(0.0, f64::max);
     bound.max(base_down[0] + (shape.m - 1.0) * slowest + loss + back_up[n] + read)
-}
-
-/// Role-aware load of a stage, for searches that bound partitions before they are complete.
-pub(super) fn load(w: &Workload, shape: &Shape, t: &StageTiming, stage: usize) -> f64 {
-    let cut = w.cut();
-    let head = w.roles[stage] != Role::FirstOrder;
-    shape.load(w, t, head, stage + 1 == cut, stage + 1 == w.stages())
 }

@@ -63,7 +63,12 @@ pub struct Problem {
     weights: Prefix,
     trained: Prefix,
     activations: Prefix,
+    /// Links from every device to every other, where there are few enough.
+    links: Option<Vec<Link>>,
 }
+
+/// Links between more devices than this are looked up by name.
+const TABLED: usize = 256;
 
 impl Problem {
     /// Checks `costs` and prepares them.
@@ -84,7 +89,10 @@ impl Problem {
         let of = |f: fn(&crate::costs::LayerCosts) -> f64| Prefix::new(costs.layers.iter().map(f));
         let (weights, trained) = (of(|l| l.weight_bytes), of(|l| l.trainable_bytes));
         let activations = of(|l| l.activation_bytes);
-        Ok(Self { native, emulated, weights, trained, activations, costs })
+        let names = || costs.devices.iter().map(|d| d.name.as_str());
+        let links = (costs.devices.len() <= TABLED)
+            .then(|| names().flat_map(|from| names().map(move |to| (from, to))).map(|(from, to)| costs.links.between(from, to).link()).collect());
+        Ok(Self { native, emulated, weights, trained, activations, links, costs })
     }
 
     /// The costs.
@@ -152,7 +160,10 @@ impl Problem {
 
     /// The link from one device to another.
     pub fn link(&self, from: usize, to: usize) -> Link {
-        self.costs.links.between(&self.device(from).name, &self.device(to).name).link()
+        match &self.links {
+            Some(table) => table[from * self.devices() + to],
+            None => self.costs.links.between(&self.device(from).name, &self.device(to).name).link(),
+        }
     }
 
     /// Times of `layers` on device `d` alone.

@@ -4,18 +4,19 @@ use super::Problem;
 use std::ops::Range;
 
 /// The ends of stages whose largest cost is least, `cost(i, layers)` being infinite where stage `i` cannot hold `layers`; `None` where no split
-/// is possible. O(stages * layers^2).
+/// is possible. Costs grow with the layers. O(stages * layers^2) at most.
 pub(super) fn min_max(layers: usize, stages: usize, cost: impl Fn(usize, &Range<usize>) -> f64) -> Option<(f64, Vec<usize>)> {
     let mut best = vec![vec![(f64::INFINITY, 0usize); layers + 1]; stages + 1];
     best[0][0] = (0.0, 0);
     for s in 1..=stages {
         for end in s..=layers {
             for start in (s - 1..end).rev() {
-                let before = best[s - 1][start].0;
-                if before.is_infinite() {
-                    continue;
+                let own = cost(s - 1, &(start..end));
+                // More layers only cost more.
+                if own >= best[s][end].0 {
+                    break;
                 }
-                let here = cost(s - 1, &(start..end)).max(before);
+                let here = own.max(best[s - 1][start].0);
                 if here < best[s][end].0 {
                     best[s][end] = (here, start);
                 }

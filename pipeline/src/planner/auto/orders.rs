@@ -155,6 +155,44 @@ fn simple(p: &Problem) -> Vec<Vec<Device>> {
     all
 }
 
+/// Orders next to one: a device less, a device more at any place, two neighbours exchanged. Devices of one type are one.
+pub(super) fn next_to(p: &Problem, order: &[Device]) -> Vec<Vec<Device>> {
+    let mut all: Vec<Vec<Device>> = Vec::new();
+    let same = |a: &Device, b: &Device| a.exact == b.exact && p.device(a.index).is_like(p.device(b.index));
+    let mut add = |next: Vec<Device>| {
+        let ends_well = next.last().is_some_and(|d| d.exact);
+        let known = |o: &Vec<Device>| o.len() == next.len() && o.iter().zip(&next).all(|(a, b)| same(a, b));
+        if ends_well && next.len() <= p.layers() && !all.iter().any(known) {
+            all.push(next);
+        }
+    };
+    for i in 0..order.len() {
+        let mut less = order.to_vec();
+        less.remove(i);
+        add(less);
+        if i > 0 {
+            let mut swapped = order.to_vec();
+            swapped.swap(i - 1, i);
+            add(swapped);
+        }
+    }
+    let mut spare: Vec<Device> = Vec::new();
+    for index in (0..p.devices()).filter(|d| order.iter().all(|o| o.index != *d)) {
+        let device = Device { index, exact: p.device(index).kind == Kind::Bp };
+        if !spare.iter().any(|s| same(s, &device)) {
+            spare.push(device);
+        }
+    }
+    for device in spare {
+        for at in 0..=order.len() {
+            let mut more = order.to_vec();
+            more.insert(at, device);
+            add(more);
+        }
+    }
+    all
+}
+
 /// A bound for any plan of one device per stage: all devices share the work as finely as can be.
 pub(super) fn least(p: &Problem, methods: &[Method]) -> f64 {
     methods.iter().map(|m| least_of(p, m)).fold(f64::INFINITY, f64::min)
@@ -167,7 +205,7 @@ fn least_of(p: &Problem, method: &Method) -> f64 {
         let role = if exact { Role::FirstOrder } else { method.head_role() };
         let w = p.workload(vec![role, Role::FirstOrder], method);
         let shape = bounds::Shape::new(&w);
-        bounds::load(&w, &shape, &p.stage(d, &all, role), usize::from(exact))
+        shape.load(&w, &p.stage(d, &all, role), !exact, false, false)
     };
     let proportional = (0..p.devices()).all(|d| p.device(d).layer_forward_s.is_none());
     let rate: f64 = (0..p.devices())

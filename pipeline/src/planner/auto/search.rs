@@ -11,16 +11,28 @@ use crate::{
     },
     sim::{self, Urgency},
 };
-use std::ops::Range;
+use std::collections::HashMap;
 use zofo_hal::{Error, Result};
 
 /// An order of devices with what every split of it has in common.
-struct Order<'a> {
-    devices: &'a [Device],
+struct Order {
+    devices: Vec<Device>,
     cut: usize,
     w: Workload,
-    shape: Shape,
+    /// Per stage: where its costs lie among the tables.
+    tables: Vec<usize>,
 }
+
+/// Costs of one device in one place of a pipeline, for all ranges of layers.
+struct Table {
+    /// Its work in a step, infinite where not even one micro-batch fits.
+    load: Vec<f64>,
+    /// Seconds until a micro-batch's base output is made.
+    base: Vec<f64>,
+}
+
+/// What a table depends on: the device, its role, whether it is the last before the cut, whether it is the last, whether there are directions.
+type Place = (usize, Role, bool, bool, bool);
 
 /// A plan: which order, which split, which urgency.
 #[derive(Clone)]
@@ -41,12 +53,14 @@ pub(super) struct Search<'a> {
     open: f64,
     /// The urgency that won last: tried first.
     favourite: usize,
+    tables: Vec<Table>,
+    places: HashMap<Place, usize>,
 }
 
 impl<'a> Search<'a> {
     /// A search for what beats `incumbent`.
     pub fn new(p: &'a Problem, method: Method, effort: Effort, incumbent: f64) -> Self {
-        Self { p, method, left: effort, incumbent, best: None, failure: None, open: f64::INFINITY, favourite: 0 }
+        Self { p, method, left: effort, incumbent, best: None, failure: None, open: f64::INFINITY, favourite: 0, tables: Vec::new(), places: HashMap::new() }
     }
 
     pub fn incumbent(&self) -> f64 {
@@ -71,64 +85,113 @@ impl<'a> Search<'a> {
         self.open.min(self.incumbent)
     }
 
-    pub fn run(&mut self, all: &[Vec<Device>]) {
-        // Orders by the load of their best balanced split, which bounds them; then a good plan early, then the rest.
-        let mut ranked: Vec<(f64, Vec<usize>, Order<'_>)> = Vec::new();
-        for devices in all {
-            let order = self.order(devices);
-            if order::check_size(&order.w).is_err() {
-                continue;
-            }
-            let cost = |s: usize, l: &Range<usize>| self.load(&order, s, l);
-            match split::min_max(self.p.layers(), devices.len(), cost) {
-                Some((bound, ends)) => ranked.push((bound, ends, order)),
-                None => {}
-            }
-        }
-        ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (bound, ends, order) in ranked.iter().take(FIRST) {
-            if *bound < self.incumbent {
-                self.climb(order, ends.clone());
+    /// Searches `all` orders; where these are not `complete`, also what lies next to the best of them.
+    pub fn run(&mut self, all: &[Vec<Device>], complete: bool) {
+        // Orders by the load of their best balanced split, which bounds them.
+        let mut ranked: Vec<Ranked> = all.iter().filter_map(|devices| self.rank(devices)).collect();
+        ranked.sort_by(|a, b| a.bound.total_cmp(&b.bound));
+        // A good plan early saves most of the search; the bound of the balanced split tells best where to look for one.
+        let mut promising: Vec<usize> = (0..ranked.len()).collect();
+        promising.sort_by(|a, b| ranked[*a].balanced.total_cmp(&ranked[*b].balanced));
+        for r in promising.into_iter().take(FIRST).map(|i| &ranked[i]) {
+            if r.balanced < self.incumbent {
+                self.climb(&r.order, r.ends.clone());
             }
         }
-        for (bound, ends, order) in &ranked {
-            if *bound >= self.incumbent {
+        if !complete {
+            self.vary();
+        }
+        for r in &ranked {
+            if r.bound >= self.incumbent {
                 break;
             }
-            self.exhaust(order, ends);
+            self.exhaust(&r.order, &r.ends);
         }
     }
 
-    fn order<'d>(&self, devices: &'d [Device]) -> Order<'d> {
+    fn rank(&mut self, devices: &[Device]) -> Option<Ranked> {
+        let order = self.order(devices);
+        order::check_size(&order.w).ok()?;
+        let (bound, ends) = split::min_max(self.p.layers(), devices.len(), |s, l| self.load(&order, s, l.start, l.end))?;
+        let balanced = bounds::line(&order.w, &self.layout(&order, &ends).timing(self.p));
+        Some(Ranked { bound, balanced, ends, order })
+    }
+
+    /// From the best plan: one device less, one more, two neighbours exchanged, while that helps.
+    fn vary(&mut self) {
+        while let Some(best) = self.best.clone() {
+            let before = self.incumbent;
+            for devices in orders::next_to(self.p, &best.devices) {
+                if let Some(r) = self.rank(&devices)
+                    && r.balanced < self.incumbent
+                {
+                    self.try_split(&r.order, &r.ends, QUICK);
+                }
+            }
+            if let Some(better) = self.best.clone().filter(|_| self.incumbent < before) {
+                let order = self.order(&better.devices);
+                self.climb(&order, better.ends);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn order(&mut self, devices: &[Device]) -> Order {
         let cut = orders::cut(devices);
-        let roles = (0..devices.len()).map(|s| if s < cut { self.method.head_role() } else { Role::FirstOrder }).collect();
-        let w = self.p.workload(roles, &self.method);
-        let shape = Shape::new(&w);
-        Order { devices, cut, w, shape }
+        let role = |s: usize| if s < cut { self.method.head_role() } else { Role::FirstOrder };
+        let roles: Vec<Role> = (0..devices.len()).map(role).collect();
+        let w = self.p.workload(roles.clone(), &self.method);
+        let tables = (0..devices.len())
+            .map(|s| {
+                let place = (devices[s].index, roles[s], s + 1 == cut, s + 1 == devices.len(), w.estimates());
+                match self.places.get(&place) {
+                    Some(t) => *t,
+                    None => {
+                        self.tables.push(self.table(&w, place));
+                        self.places.insert(place, self.tables.len() - 1);
+                        self.tables.len() - 1
+                    }
+                }
+            })
+            .collect();
+        Order { devices: devices.to_vec(), cut, w, tables }
     }
 
-    fn stage(&self, o: &Order<'_>, s: usize, layers: &Range<usize>) -> sim::StageTiming {
-        let role = if s < o.cut { self.method.head_role() } else { Role::FirstOrder };
-        self.p.stage(o.devices[s].index, layers, role)
-    }
-
-    /// Work of stage `s`, infinite where not even one micro-batch fits.
-    fn load(&self, o: &Order<'_>, s: usize, layers: &Range<usize>) -> f64 {
-        let d = o.devices[s].index;
-        let kept = usize::from(s >= o.cut);
-        match split::short_by(self.p, d, layers, kept) {
-            Some(_) => f64::INFINITY,
-            None => bounds::load(&o.w, &o.shape, &self.stage(o, s, layers), s),
+    fn table(&self, w: &Workload, (device, role, last_head, last, _): Place) -> Table {
+        let layers = self.p.layers();
+        let shape = Shape::new(w);
+        let (head, kept) = (role != Role::FirstOrder, usize::from(role == Role::FirstOrder));
+        let mut table = Table { load: vec![f64::INFINITY; (layers + 1) * (layers + 1)], base: vec![0.0; (layers + 1) * (layers + 1)] };
+        for start in 0..layers {
+            for end in start + 1..=layers {
+                let range = start..end;
+                let t = self.p.stage(device, &range, role);
+                let at = start * (layers + 1) + end;
+                table.base[at] = if head { shape.base(&t) } else { t.forward };
+                if split::short_by(self.p, device, &range, kept).is_none() {
+                    table.load[at] = shape.load(w, &t, head, last_head, last);
+                }
+            }
         }
+        table
     }
 
-    fn layout(&self, o: &Order<'_>, ends: &[usize]) -> Layout {
+    fn load(&self, o: &Order, s: usize, start: usize, end: usize) -> f64 {
+        self.tables[o.tables[s]].load[start * (self.p.layers() + 1) + end]
+    }
+
+    fn base(&self, o: &Order, s: usize, start: usize, end: usize) -> f64 {
+        self.tables[o.tables[s]].base[start * (self.p.layers() + 1) + end]
+    }
+
+    fn layout(&self, o: &Order, ends: &[usize]) -> Layout {
         let devices: Vec<usize> = o.devices.iter().map(|d| d.index).collect();
         Layout::pipeline(&devices, ends, o.cut, &self.method)
     }
 
-    /// Simulates a split under every urgency until one meets its bound; whether it became the best plan.
-    fn try_split(&mut self, o: &Order<'_>, ends: &[usize]) -> bool {
+    /// Simulates a split under so many urgencies, or until one meets its bound; whether it became the best plan.
+    fn try_split(&mut self, o: &Order, ends: &[usize], urgencies_at_most: usize) -> bool {
         let layout = self.layout(o, ends);
         let timing = layout.timing(self.p);
         let bound = bounds::line(&o.w, &timing);
@@ -138,7 +201,7 @@ impl<'a> Search<'a> {
         let all = urgencies(&o.w);
         let actions: u64 = (0..o.w.stages()).map(|s| (o.w.actions_per_micro_batch(s) as u64) * u64::from(o.w.micro_batches)).sum();
         let mut better = false;
-        for i in 0..all.len() {
+        for i in 0..all.len().min(urgencies_at_most) {
             // The one that won last comes first.
             let i = (i + self.favourite) % all.len();
             if self.left.actions < actions {
@@ -167,8 +230,8 @@ impl<'a> Search<'a> {
     }
 
     /// Moves single layers across boundaries while that helps.
-    fn climb(&mut self, o: &Order<'_>, mut ends: Vec<usize>) {
-        self.try_split(o, &ends);
+    fn climb(&mut self, o: &Order, mut ends: Vec<usize>) {
+        self.try_split(o, &ends, usize::MAX);
         loop {
             let mut moved = false;
             for i in 0..ends.len() - 1 {
@@ -179,29 +242,30 @@ impl<'a> Search<'a> {
                     if next[i] <= start || next[i] >= next[i + 1] {
                         continue;
                     }
-                    if self.try_split(o, &next) {
+                    if self.try_split(o, &next, QUICK) {
                         ends = next;
                         moved = true;
                     }
                 }
             }
             if !moved {
+                self.try_split(o, &ends, usize::MAX);
                 return;
             }
         }
     }
 
     /// All splits of an order that could beat the incumbent, the most promising first.
-    fn exhaust(&mut self, o: &Order<'_>, balanced: &[usize]) {
+    fn exhaust(&mut self, o: &Order, balanced: &[usize]) {
         let (layers, stages) = (self.p.layers(), o.devices.len());
-        self.try_split(o, balanced);
+        self.try_split(o, balanced, usize::MAX);
         // Least largest load of the layers from `start` on over the stages from `s` on.
         let mut rest = vec![vec![f64::INFINITY; layers + 1]; stages + 1];
         rest[stages][layers] = 0.0;
         for s in (0..stages).rev() {
             for start in s..layers {
                 for end in start + 1..=layers {
-                    let load = self.load(o, s, &(start..end));
+                    let load = self.load(o, s, start, end);
                     rest[s][start] = rest[s][start].min(load.max(rest[s + 1][end]));
                     if load > self.incumbent {
                         break;
@@ -217,12 +281,12 @@ impl<'a> Search<'a> {
             if bound >= self.incumbent {
                 break;
             }
-            self.try_split(o, &ends);
+            self.try_split(o, &ends, usize::MAX);
         }
     }
 
     /// Stage `s` starts at layer `start`; the first micro-batch gets there at `ahead` at the earliest.
-    fn walk(&mut self, o: &Order<'_>, rest: &[Vec<f64>], walk: &mut Walk, s: usize, ahead: f64, so_far: f64) {
+    fn walk(&mut self, o: &Order, rest: &[Vec<f64>], walk: &mut Walk, s: usize, ahead: f64, so_far: f64) {
         let (layers, stages) = (self.p.layers(), o.devices.len());
         let start = walk.ends.last().copied().unwrap_or(0);
         if s == stages {
@@ -236,16 +300,14 @@ impl<'a> Search<'a> {
         let last = s + 1 == stages;
         let first_end = if last { layers } else { start + 1 };
         for end in first_end..=layers - (stages - 1 - s) {
-            let layers = start..end;
-            let load = self.load(o, s, &layers);
+            let load = self.load(o, s, start, end);
             if ahead + load >= self.incumbent {
                 // Loads grow with the layers; a stage without memory for these has none for more.
                 break;
             }
-            let t = self.stage(o, s, &layers);
-            let base = if s < o.cut { o.shape.base(&t) } else { t.forward };
+            let base = self.base(o, s, start, end);
             let hop = match o.devices.get(s + 1) {
-                Some(next) => self.p.link(o.devices[s].index, next.index).transfer(t.boundary_bytes),
+                Some(next) => self.p.link(o.devices[s].index, next.index).transfer(self.p.boundary_bytes(&(start..end))),
                 None => 0.0,
             };
             let after = ahead + base + hop;
@@ -265,8 +327,8 @@ impl<'a> Search<'a> {
     }
 
     /// The best plan, simulated with its spans.
-    pub fn into_outcome(self) -> Result<Outcome> {
-        let best = self.best.as_ref().ok_or_else(super::no_order)?;
+    pub fn into_outcome(mut self) -> Result<Outcome> {
+        let best = self.best.take().ok_or_else(super::no_order)?;
         let order = self.order(&best.devices);
         let layout = self.layout(&order, &best.ends);
         let timing = layout.timing(self.p);
@@ -282,6 +344,19 @@ impl<'a> Search<'a> {
 
 /// Orders that are climbed from before any is searched to the end.
 const FIRST: usize = 4;
+
+/// Urgencies that are tried where a neighbour is only looked at.
+const QUICK: usize = 2;
+
+/// An order with its best balanced split.
+struct Ranked {
+    /// Load of the split's busiest stage: no split of the order takes less.
+    bound: f64,
+    /// Bound of the split.
+    balanced: f64,
+    ends: Vec<usize>,
+    order: Order,
+}
 
 struct Walk {
     ends: Vec<usize>,
