@@ -9,6 +9,8 @@
 //! compute = "f32"      # or "f16", "bf16": type of the activations
 //! memory = "4GiB"      # refuses a model that does not fit; left out: not checked
 //! layers = 2           # a given split; either all devices say it or none
+//! board = "jetson-orin-nx"   # for `zofo plan`: speed and memory by the board's data sheet
+//! flops = 1e12         # for `zofo plan`: speed in FLOP per second, where it is known better
 //! ```
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -48,12 +50,18 @@ pub struct DeviceEntry {
     /// Number of layers, for a given split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
+    /// What board it is, for plans made from data sheets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub board: Option<String>,
+    /// Speed of matrix products in FLOP per second, for plans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flops: Option<f64>,
 }
 
 impl DeviceEntry {
     /// A virtual device over the CPU backend.
     pub fn virtual_cpu(name: impl Into<String>, kind: Kind) -> Self {
-        Self { name: name.into(), kind, backend: cpu(), threads: None, compute: None, memory: None, layers: None }
+        Self { name: name.into(), kind, backend: cpu(), threads: None, compute: None, memory: None, layers: None, board: None, flops: None }
     }
 }
 

@@ -118,7 +118,9 @@ impl ScheduleName {
             Self::ZbH1 => Ok(zero_bubble::order(workload)),
             Self::Interleaved => interleaved(stages, 1, workload.micro_batches),
             Self::Chimera => chimera(stages, workload.micro_batches),
-            Self::HybridopHead | Self::HybridopTail => Ok(arrange(workload, timing, &Urgency::frugal(workload))?.0),
+            Self::HybridopHead => Ok(arrange(workload, timing, &Urgency::frugal(workload))?.0),
+            // First-order stages wait for the others' passes of a micro-batch, so they keep all there are.
+            Self::HybridopTail => Ok(arrange(workload, timing, &Urgency::eager(workload))?.0),
         }
     }
 }

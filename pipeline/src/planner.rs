@@ -5,11 +5,13 @@
 
 pub mod auto;
 mod bounds;
+pub mod given;
 pub mod hybridop;
 mod layout;
 mod pipelines;
 mod problem;
 mod split;
+pub mod verdict;
 
 pub use layout::{DeviceReport, Layout, Member, Outcome, Split, StageLayout};
 pub use problem::{Method, Problem};

@@ -106,3 +106,22 @@ fn roles_that_cannot_learn_are_refused_by_name() {
     let e = ScheduleName::Gpipe.build(&w).unwrap_err();
     assert!(e.message().contains("gpipe") && e.message().contains("stage 0 is ZO"), "{e}");
 }
+
+proptest! {
+    /// Orders are written to files and read back.
+    #[test]
+    fn steps_have_a_text(w in workload()) {
+        let schedule = ScheduleName::HybridopHead.build(&w).unwrap();
+        for step in schedule.lists.iter().flatten() {
+            prop_assert_eq!(step.to_string().parse::<Step>().unwrap(), *step);
+        }
+    }
+
+    /// Any text is a step or an error.
+    #[test]
+    fn any_text_is_read(text in "[FLBIWGPXDU0-9@\\[\\].+base-]{0,12}") {
+        if let Ok(step) = text.parse::<Step>() {
+            prop_assert_eq!(step.to_string().parse::<Step>().unwrap(), step);
+        }
+    }
+}

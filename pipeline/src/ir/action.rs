@@ -1,7 +1,10 @@
 //! What stages do and what travels between them.
 
-use core::fmt;
-use zofo_hal::op::{Copies, Form};
+use core::{fmt, str::FromStr};
+use zofo_hal::{
+    Error, Result,
+    op::{Copies, Form},
+};
 
 /// How a stage's adapters learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,6 +149,43 @@ impl fmt::Display for Action {
             Self::BoundaryDot(g) => group(f, "D", g),
             Self::Update => f.write_str("U"),
         }
+    }
+}
+
+impl FromStr for Action {
+    type Err = Error;
+
+    /// Reads what [`Action`] is displayed as: `F0`, `B3`, `P1[0..8+base]`, `P1[-8..12]`, `U`.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || Error::format(format!("`{}` is no action; one looks like F0, B3, P1[0..8+base] or U", text.escape_debug()));
+        let mut chars = text.chars();
+        let kind = chars.next().ok_or_else(wrong)?;
+        let rest = chars.as_str();
+        if kind == 'U' && rest.is_empty() {
+            return Ok(Self::Update);
+        }
+        let number = |t: &str| t.parse::<u32>().ok().filter(|n| n.to_string() == t).ok_or_else(wrong);
+        let group = || -> Result<Group> {
+            let (m, list) = rest.strip_suffix(']').and_then(|r| r.split_once('[')).ok_or_else(wrong)?;
+            let (list, with_base) = list.strip_suffix("+base").map_or((list, false), |l| (l, true));
+            let (list, minus) = list.strip_prefix('-').map_or((list, false), |l| (l, true));
+            let (from, to) = list.split_once("..").ok_or_else(wrong)?;
+            let (m, q0, to) = (number(m)?, number(from)?, number(to)?);
+            let n = to.checked_sub(q0).filter(|n| *n > 0).ok_or_else(wrong)?;
+            Ok(Group { m, q0, n, with_base, minus })
+        };
+        Ok(match kind {
+            'F' => Self::Forward { m: number(rest)? },
+            'L' => Self::Loss { m: number(rest)? },
+            'B' => Self::Backward { m: number(rest)? },
+            'I' => Self::BackwardInput { m: number(rest)? },
+            'W' => Self::BackwardWeight { m: number(rest)? },
+            'G' => Self::Guide { m: number(rest)? },
+            'P' => Self::PerturbedForward(group()?),
+            'X' => Self::ExitForward(group()?),
+            'D' => Self::BoundaryDot(group()?),
+            _ => return Err(wrong()),
+        })
     }
 }
 

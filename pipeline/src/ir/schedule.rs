@@ -1,7 +1,8 @@
 //! A complete order of work.
 
 use super::{Action, Lane, Workload};
-use core::fmt;
+use core::{fmt, str::FromStr};
+use zofo_hal::{Error, Result};
 
 /// One entry of a worker's list: an action on one of its stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,6 +44,17 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.action, self.stage)
+    }
+}
+
+impl FromStr for Step {
+    type Err = Error;
+
+    /// Reads what [`Step`] is displayed as: an action, `@` and its stage.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || Error::format(format!("`{}` is no step; one looks like F0@2", text.escape_debug()));
+        let (action, stage) = text.split_once('@').ok_or_else(wrong)?;
+        Ok(Self { stage: stage.parse().map_err(|_| wrong())?, action: action.parse()? })
     }
 }
 

@@ -165,6 +165,11 @@ fn with_the_others(p: &Problem, method: &Method, own: Result<Proposal>) -> Resul
     best
 }
 
+/// A bound for any plan of one device per stage by `method`: all devices share the work as finely as can be.
+pub fn least(p: &Problem, method: &Method) -> f64 {
+    orders::least(p, &[*method])
+}
+
 /// All that a brute force has to go through, for tests: every order of devices with its cut.
 pub fn device_orders(p: &Problem) -> Vec<(Vec<usize>, usize)> {
     let (orders, _) = orders::all(p, usize::MAX);

@@ -99,7 +99,8 @@ pub(super) struct State<'a> {
     stages: Vec<StageState>,
     /// Per micro-batch: groups that are not read at the cut yet.
     unread: Vec<usize>,
-    replicas: HashMap<usize, usize>,
+    /// Per stage: the stages that hold the same layers.
+    replicas: Vec<Vec<usize>>,
     heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
     events: u64,
     /// Workers for which something has changed, each once.
@@ -193,11 +194,10 @@ impl State<'_> {
     /// Whether everything that the update of `stage` waits for is done: the stage, those that hold the same layers, and readouts.
     pub fn may_update(&self, stage: usize) -> bool {
         let done = |s: usize| self.stages[s].left == 0;
-        let replicas = self.replicas.get(&stage).map_or(&[][..], |i| &self.timing.replicas[*i][..]);
         let estimated = self.w.roles[stage] == Role::ZerothOrder && self.w.estimates();
         let at_loss = matches!(self.w.readout, Readout::Loss | Readout::Tail);
         done(stage)
-            && replicas.iter().all(|s| done(*s))
+            && self.replicas[stage].iter().all(|s| done(*s))
             && (!estimated || ((self.cut == 0 || done(self.cut - 1)) && (!at_loss || done(self.w.stages() - 1))))
     }
 
@@ -406,13 +406,16 @@ impl<'a> Engine<'a> {
             workers: (0..workers).map(|_| WorkerState::default()).collect(),
             stages: Vec::new(),
             unread: vec![groups; w.micro_batches as usize],
-            replicas: timing.replicas.iter().enumerate().flat_map(|(i, set)| set.iter().map(move |s| (*s, i))).collect(),
+            replicas: vec![Vec::new(); stages],
             heap: BinaryHeap::new(),
             events: 0,
             dirty: (0..workers).collect(),
             is_dirty: vec![true; workers],
             last_head: if cut > 0 { cut - 1 } else { usize::MAX },
         };
+        for set in &timing.replicas {
+            set.iter().for_each(|s| state.replicas[*s].extend(set.iter().filter(|o| *o != s)));
+        }
         let messages = state.messages();
         let mut links: HashMap<(usize, usize), usize> = HashMap::new();
         for s in 0..stages {

@@ -64,6 +64,11 @@ impl Urgency {
         }
     }
 
+    /// As [`Urgency::frugal`], without limits of memory.
+    pub fn eager(w: &Workload) -> Self {
+        Self { in_flight: InFlight::All, credits: Credits::ample(w), ..Self::frugal(w) }
+    }
+
     /// All that are tried: six orders of classes, two of the head, two limits of activations, frugal and ample credits.
     pub fn all(w: &Workload) -> Vec<Self> {
         use Class::{Backward as B, Forward as F, Perturbed as P};

@@ -13,7 +13,9 @@ mod fetch;
 mod generate;
 mod interrupt;
 mod output;
+mod plan;
 mod progress;
+mod simulate;
 mod train;
 mod train_args;
 
@@ -77,6 +79,8 @@ pub fn main() -> ExitCode {
             let own = matches.subcommand_matches("train").unwrap_or(&matches);
             train::run(*args, own, cluster)
         }
+        Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Eval(args) => eval::run(*args),
         Command::Compare(args) => compare::run(&args),
         Command::Completions(args) => {

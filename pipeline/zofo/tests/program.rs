@@ -14,6 +14,8 @@ mod embedded;
 mod interrupt;
 #[path = "program/names.rs"]
 mod names;
+#[path = "program/planning.rs"]
+mod planning;
 #[path = "program/shared.rs"]
 mod shared;
 #[path = "program/support.rs"]

@@ -32,6 +32,12 @@ pub enum Command {
     /// Train an adapter
     #[command(after_help = TRAIN_EXAMPLES, args_override_self = true)]
     Train(Box<TrainArgs>),
+    /// Decide who holds which layers, and in which order work is done
+    #[command(after_help = super::plan::EXAMPLES, args_override_self = true)]
+    Plan(super::plan::PlanArgs),
+    /// Time a step of a plan, a schedule, or all planners side by side
+    #[command(after_help = super::simulate::EXAMPLES, args_override_self = true)]
+    Simulate(super::simulate::SimulateArgs),
     /// Score a model, with or without an adapter, on labelled examples or text
     #[command(after_help = EVAL_EXAMPLES, args_override_self = true)]
     Eval(Box<EvalArgs>),

@@ -1,0 +1,86 @@
+//! What each board brings: the plan with it, without it, and with a frozen head.
+
+use super::{
+    Problem,
+    auto::{self, Effort, Found},
+};
+use crate::{
+    cluster::Kind,
+    costs::{Costs, Links},
+    ir::Role,
+};
+use zofo_hal::Result;
+
+/// One line of a verdict.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Alternative {
+    /// What is changed.
+    pub what: String,
+    /// Seconds of a step, or why there is no such plan.
+    pub makespan: std::result::Result<f64, String>,
+    /// Joules of a step, where the power of all devices is known.
+    pub joules: Option<f64>,
+}
+
+impl Alternative {
+    fn new(what: String, p: &Problem, found: Result<Found>) -> Self {
+        let joules = found.as_ref().ok().and_then(|f| f.proposal.outcome.joules(p));
+        Self { what, makespan: found.map(|f| f.proposal.outcome.makespan()).map_err(|e| e.message().to_owned()), joules }
+    }
+}
+
+/// The costs without some devices.
+fn without(costs: &Costs, gone: &[usize]) -> Costs {
+    let mut left = costs.clone();
+    let names: Vec<String> = gone.iter().map(|d| costs.devices[*d].name.clone()).collect();
+    left.devices.retain(|d| !names.contains(&d.name));
+    if let Links::Pairs(pairs) = &mut left.links {
+        let named = |end: &Option<String>| end.as_ref().is_some_and(|n| names.contains(n));
+        pairs.retain(|p| !named(&p.from) && !named(&p.to));
+    }
+    left.partition = None;
+    left
+}
+
+/// The plan `found` beside those without each board (boards of one type once), without all that only run forward, and with the head frozen.
+pub fn verdict(p: &Problem, found: &Found, effort: Effort) -> Vec<Alternative> {
+    let method = found.proposal.method;
+    let mut rows = vec![Alternative::new("this plan".into(), p, Ok(found.clone()))];
+    let plan = |gone: &[usize]| -> Result<(Problem, Found)> {
+        let mut costs = without(p.costs(), gone);
+        (costs.estimator, costs.directions) = (Some(method.estimator), Some(method.directions));
+        let p = Problem::new(costs)?;
+        let found = auto::plan(&p, effort)?;
+        Ok((p, found))
+    };
+    let mut row = |what: String, gone: &[usize]| match plan(gone) {
+        Ok((p, found)) => rows.push(Alternative::new(what, &p, Ok(found))),
+        Err(e) => rows.push(Alternative::new(what, p, Err(e))),
+    };
+    let mut seen: Vec<usize> = Vec::new();
+    for d in 0..p.devices() {
+        if p.devices() == 1 || seen.iter().any(|s| p.device(*s).is_like(p.device(d))) {
+            continue;
+        }
+        seen.push(d);
+        row(format!("without {}", p.device(d).name), &[d]);
+    }
+    let free: Vec<usize> = (0..p.devices()).filter(|d| p.device(*d).kind == Kind::BpFree).collect();
+    if free.len() > 1 && free.len() < p.devices() {
+        row(format!("without {}", p.names(&free)), &free);
+    }
+    if found.proposal.outcome.layout.stages.iter().any(|s| s.role == Role::ZerothOrder) {
+        let mut costs = p.costs().clone();
+        costs.directions = Some(0);
+        let frozen = Problem::new(costs).and_then(|p| auto::plan(&p, effort));
+        rows.push(Alternative::new("head frozen".into(), p, frozen));
+    }
+    rows
+}
+
+/// Names of devices that a plan leaves out.
+pub fn left_out(p: &Problem, found: &Found) -> Vec<String> {
+    let used = |d: usize| found.proposal.outcome.devices.iter().any(|r| r.device == d);
+    (0..p.devices()).filter(|d| !used(*d)).map(|d| p.device(d).name.clone()).collect()
+}

@@ -1,0 +1,63 @@
+//! Plans and simulations as the program shows them: files, tables, timelines.
+
+mod file;
+mod model_costs;
+mod report;
+mod trace;
+
+pub use file::{PlanFile, Simulated};
+pub use model_costs::{BOARDS, Board, model_costs};
+pub use report::report;
+pub use trace::trace;
+
+use std::time::Instant;
+
+use zofo_hal::Result;
+use zofo_pipeline::planner::{
+    PlannerName, Problem, Proposal,
+    auto::{self, Effort, Found},
+    verdict::{Alternative, left_out, verdict},
+};
+
+/// A plan with what is to be said about it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Planned {
+    /// Who planned.
+    pub planner: PlannerName,
+    /// The plan, simulated.
+    pub proposal: Proposal,
+    /// No plan of one device per stage takes less, in seconds.
+    pub lower_bound: f64,
+    /// Whether the plan was shown to be the best over contiguous stages, device subsets and orders, and the named orders of work.
+    pub proven_optimal: bool,
+    /// Time that planning took.
+    pub seconds: f64,
+    /// The plan without each board and with a frozen head; `auto` alone.
+    pub verdict: Vec<Alternative>,
+}
+
+/// Plans for `p`.
+///
+/// # Errors
+/// `InvalidArgument` where no plan fits, naming the device whose memory is short and by how much.
+pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned> {
+    let begin = Instant::now();
+    let (method, _) = auto::asked(p);
+    if planner == PlannerName::Auto {
+        let found = auto::plan(p, effort)?;
+        let seconds = begin.elapsed().as_secs_f64();
+        let verdict = verdict(p, &found, effort);
+        let mut proposal = found.proposal.clone();
+        let gone = left_out(p, &found);
+        if !gone.is_empty() {
+            proposal.notes.push(format!("{} left out: with {} a step takes no less", gone.join(", "), if gone.len() == 1 { "it" } else { "them" }));
+        }
+        let Found { lower_bound, proven_optimal, .. } = found;
+        return Ok(Planned { planner, proposal, lower_bound, proven_optimal, seconds, verdict });
+    }
+    let proposal = planner.propose(p, &method)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let lower_bound = auto::least(p, &method).min(proposal.outcome.makespan());
+    Ok(Planned { planner, proposal, lower_bound, proven_optimal: false, seconds, verdict: Vec::new() })
+}

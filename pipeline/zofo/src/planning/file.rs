@@ -1,0 +1,247 @@
+//! Plan files: a plan as JSON, complete enough to be simulated again.
+
+use super::Planned;
+use serde::{Deserialize, Serialize};
+use zofo_hal::{Error, Result};
+use zofo_pipeline::{
+    costs::Costs,
+    estimator::EstimatorName,
+    ir::{Chain, Credits, Role, Schedule, Step},
+    order::ScheduleName,
+    planner::{Layout, Member, Method, Outcome, Problem, Split, StageLayout, verdict::Alternative},
+};
+
+/// A simulated step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Simulated {
+    /// Name of the order.
+    pub schedule: String,
+    /// Seconds of a step.
+    pub makespan_s: f64,
+    /// Mean over the devices in use of computing time over the makespan (Comu_ti of HybridOP).
+    pub utilisation: f64,
+    /// The same, perturbed copies not counted.
+    pub utilisation_without_directions: f64,
+    /// Joules of a step, where the power of all devices is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
+    /// In pipeline order.
+    pub devices: Vec<SimulatedDevice>,
+}
+
+/// One device's part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SimulatedDevice {
+    /// Its name.
+    pub name: String,
+    /// Seconds of computing.
+    pub busy_s: f64,
+    /// Seconds of communication that kept it from computing.
+    pub communicating_s: f64,
+    /// Micro-batches forwarded and not yet backpropagated, at most.
+    pub peak_in_flight: usize,
+    /// Bytes at the peak.
+    pub peak_memory_bytes: f64,
+}
+
+impl Simulated {
+    /// What `outcome` found.
+    pub fn new(p: &Problem, outcome: &Outcome) -> Self {
+        let devices = outcome.devices.iter().map(|d| SimulatedDevice {
+            name: p.device(d.device).name.clone(),
+            busy_s: d.busy,
+            communicating_s: d.communicating,
+            peak_in_flight: d.peak_in_flight,
+            peak_memory_bytes: d.peak_bytes,
+        });
+        Self {
+            schedule: outcome.name.name().into(),
+            makespan_s: outcome.makespan(),
+            utilisation: outcome.utilisation(),
+            utilisation_without_directions: outcome.utilisation_without_copies(),
+            joules: outcome.joules(p),
+            devices: devices.collect(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StageEntry {
+    layers: [usize; 2],
+    role: String,
+    split: String,
+    devices: Vec<(String, f64)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    batch_layers: Vec<usize>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Comparison {
+    what: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    makespan_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_not: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    joules: Option<f64>,
+}
+
+/// A plan file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlanFile {
+    /// Who planned.
+    pub planner: String,
+    /// Device, first layer, end; devices that share a stage one after the other.
+    pub partition: Vec<(String, usize, usize)>,
+    /// Seconds of a step.
+    pub predicted_makespan_s: f64,
+    /// No plan of one device per stage takes less.
+    pub lower_bound_s: f64,
+    /// Whether that was shown to be the best.
+    pub proven_optimal: bool,
+    /// Time that planning took.
+    pub plan_seconds: f64,
+    /// How zeroth-order stages learn.
+    pub estimator: EstimatorName,
+    /// Directions of every micro-batch; 0: they are frozen, or there are none.
+    pub directions: u32,
+    merge_base: bool,
+    /// The simulated step.
+    #[serde(flatten)]
+    pub simulated: Simulated,
+    /// What to know about it.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    verdict: Vec<Comparison>,
+    stages: Vec<StageEntry>,
+    placement: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    chains: Vec<[usize; 4]>,
+    /// Hidden, copies, delta, awaiting.
+    credits: [usize; 4],
+    split_backward: bool,
+    order: Vec<Vec<String>>,
+    costs: Costs,
+}
+
+const SPLITS: [(&str, Split); 3] = [("batch", Split::Batch), ("tensor", Split::Tensor), ("directions", Split::Directions)];
+const ROLES: [Role; 3] = [Role::FirstOrder, Role::ZerothOrder, Role::Frozen];
+
+impl PlanFile {
+    /// The file of a plan.
+    pub fn new(p: &Problem, planned: &Planned) -> Self {
+        let outcome = &planned.proposal.outcome;
+        let (layout, schedule) = (&outcome.layout, &outcome.schedule);
+        let name = |d: usize| p.device(d).name.clone();
+        let alone = |s: &StageLayout| s.members.iter().map(|m| (name(m.device), s.layers.start, s.layers.end)).collect::<Vec<_>>();
+        let comparison = |a: &Alternative| Comparison {
+            what: a.what.clone(),
+            makespan_s: a.makespan.as_ref().ok().copied(),
+            why_not: a.makespan.as_ref().err().cloned(),
+            joules: a.joules,
+        };
+        let stages = layout.stages.iter().map(|s| StageEntry {
+            layers: [s.layers.start, s.layers.end],
+            role: s.role.name().into(),
+            split: SPLITS.iter().find(|(_, split)| *split == s.split).map_or("?", |(n, _)| n).into(),
+            devices: s.members.iter().map(|m| (name(m.device), m.share)).collect(),
+            batch_layers: s.batch_layers.clone(),
+        });
+        let c = schedule.credits;
+        Self {
+            planner: planned.planner.name().into(),
+            partition: layout.stages.iter().flat_map(alone).collect(),
+            predicted_makespan_s: outcome.makespan(),
+            lower_bound_s: planned.lower_bound,
+            proven_optimal: planned.proven_optimal,
+            plan_seconds: planned.seconds,
+            estimator: planned.proposal.method.estimator,
+            directions: if layout.stages.iter().any(|s| s.role == Role::ZerothOrder) { planned.proposal.method.directions } else { 0 },
+            merge_base: planned.proposal.method.merge_base,
+            simulated: Simulated::new(p, outcome),
+            notes: planned.proposal.notes.clone(),
+            verdict: planned.verdict.iter().map(comparison).collect(),
+            stages: stages.collect(),
+            placement: layout.placement.clone(),
+            chains: layout.chains.iter().map(|c| [c.stages.start, c.stages.end, c.micro_batches.start as usize, c.micro_batches.end as usize]).collect(),
+            credits: [c.hidden, c.copies, c.delta, c.awaiting],
+            split_backward: schedule.workload.split_backward,
+            order: schedule.lists.iter().map(|list| list.iter().map(ToString::to_string).collect()).collect(),
+            costs: p.costs().clone(),
+        }
+    }
+
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// `Format` with line and column.
+    pub fn parse(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|e| Error::format(format!("no plan that `zofo plan --out` wrote: {e}")))
+    }
+
+    /// Simulates it again, from its costs, stages and order alone.
+    ///
+    /// # Errors
+    /// `Format` or `InvalidArgument` naming the part that makes no sense.
+    pub fn simulate(&self) -> Result<(Problem, Outcome)> {
+        let p = Problem::new(self.costs.clone())?;
+        let mut method = Method::new(self.estimator, self.directions);
+        method.merge_base = self.merge_base;
+        let layout = self.layout(&p)?;
+        let timing = layout.timing(&p);
+        let mut workload = layout.workload(&p, &method);
+        workload.split_backward = self.split_backward;
+        let lists: Result<Vec<Vec<Step>>> = self.order.iter().map(|list| list.iter().map(|s| s.parse()).collect()).collect();
+        let [hidden, copies, delta, awaiting] = self.credits;
+        let credits = Credits { hidden, copies, delta, awaiting };
+        let schedule = Schedule { workload, placement: layout.placement.clone(), lists: lists?, credits };
+        let name = ScheduleName::parse(&self.simulated.schedule)?;
+        let outcome = layout.run(&p, schedule, &timing, name)?;
+        Ok((p, outcome))
+    }
+
+    fn layout(&self, p: &Problem) -> Result<Layout> {
+        let mut stages = Vec::new();
+        for (i, s) in self.stages.iter().enumerate() {
+            let wrong = |what: String| Error::format(format!("stage {i} of the plan {what}"));
+            let [start, end] = s.layers;
+            if start >= end || end > p.layers() || s.batch_layers.iter().any(|l| !(start..end).contains(l)) {
+                return Err(wrong(format!("has layers {start} to {end}, the model has {}", p.layers())));
+            }
+            let mut members = Vec::new();
+            for (name, share) in &s.devices {
+                let device = p.costs().devices.iter().position(|d| d.name == *name);
+                let device = device.ok_or_else(|| wrong(format!("names device `{name}`, which is not among the devices")))?;
+                if !(0.0..=1.0).contains(share) {
+                    return Err(wrong(format!("gives `{name}` a share of {share}")));
+                }
+                members.push(Member { device, share: *share });
+            }
+            if members.is_empty() {
+                return Err(wrong("has no device".into()));
+            }
+            let split = SPLITS.iter().find(|(n, _)| *n == s.split).map(|(_, s)| *s);
+            let split = split.ok_or_else(|| wrong(format!("is shared by `{}`; there are batch, tensor and directions", s.split)))?;
+            let role = ROLES.into_iter().find(|r| r.name() == s.role);
+            let role = role.ok_or_else(|| wrong(format!("has the role `{}`; there are FO, ZO and frozen", s.role)))?;
+            let mut stage = StageLayout::group(members, start..end, split, role);
+            stage.batch_layers.clone_from(&s.batch_layers);
+            stages.push(stage);
+        }
+        if stages.is_empty() || self.placement.len() != stages.len() || self.placement.iter().any(|w| *w >= self.order.len()) {
+            return Err(Error::format(format!(
+                "the plan places {} stages on {} workers, it has {}",
+                self.placement.len(),
+                self.order.len(),
+                stages.len()
+            )));
+        }
+        let chains = self.chains.iter().map(|[a, b, m, n]| Chain { stages: *a..*b, micro_batches: *m as u32..*n as u32 }).collect();
+        Ok(Layout { stages, chains, placement: self.placement.clone() })
+    }
+}

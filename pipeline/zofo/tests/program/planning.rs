@@ -1,0 +1,143 @@
+//! `zofo plan` and `zofo simulate`.
+
+use serde_json::Value;
+
+use super::support::Place;
+
+/// Two boards that only run forward and two that backpropagate, four equal layers, four micro-batches: HybridOP's worked example.
+const TOY: &str = r#"{"layers": [{"work": 1.0}, {"work": 1.0}, {"work": 1.0}, {"work": 1.0}],
+ "devices": [{"name": "npu0", "kind": "bp-free", "speed": 0.5, "fo_speed": 0.3333333333333333},
+             {"name": "npu1", "kind": "bp-free", "speed": 0.5, "fo_speed": 0.3333333333333333},
+             {"name": "gpu0", "kind": "bp", "speed": 1.0, "power_idle_w": 5, "power_busy_w": 10},
+             {"name": "gpu1", "kind": "bp", "speed": 1.0}],
+ "micro_batches": 4, "directions": 1, "estimator": "loss-difference"}"#;
+
+fn place() -> Place {
+    let place = Place::new();
+    std::fs::write(place.path("costs.json"), TOY).unwrap();
+    place
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn the_papers_example_takes_51_24_and_23() {
+    let place = place();
+    for (schedule, seconds) in [("gpipe", 51.0), ("hybridop-tail", 24.0), ("hybridop-head", 23.0), ("1f1b", 45.0)] {
+        let run = place.run(&["simulate", "--costs", "costs.json", "--schedule", schedule, "--json"]).ok();
+        let found = json(&run.out);
+        assert!((found["makespan_s"].as_f64().unwrap() - seconds).abs() < 1e-9, "{schedule}: {}", run.out);
+        assert_eq!(found["devices"].as_array().unwrap().len(), 4);
+        for key in ["name", "busy_s", "peak_in_flight", "peak_memory_bytes"] {
+            assert!(!found["devices"][0][key].is_null(), "{key}: {}", run.out);
+        }
+        let utilisation = found["utilisation"].as_f64().unwrap();
+        assert!(utilisation > 0.0 && utilisation <= 1.0);
+    }
+    // A fixed partition in another order: without the boards that only run forward, 30.
+    let given = TOY.replace("\"micro_batches\"", "\"partition\": [[\"gpu1\", 0, 2], [\"gpu0\", 2, 4]], \"micro_batches\"");
+    std::fs::write(place.path("given.json"), given).unwrap();
+    let run = place.run(&["simulate", "--costs", "given.json", "--schedule", "gpipe", "--json"]).ok();
+    assert_eq!(json(&run.out)["makespan_s"], 30.0);
+    let text = place.run(&["simulate", "--costs", "given.json", "--schedule", "gpipe"]).ok();
+    assert!(text.out.contains("gpu1") && text.out.contains("0..2") && !text.out.contains("npu0"), "{}", text.out);
+}
+
+#[test]
+fn a_plan_is_written_and_simulated_again() {
+    let place = place();
+    for planner in ["auto", "hybridop", "chimera", "interleaved-1f1b", "zb-h1", "gpipe-min-max", "single"] {
+        let out = format!("{planner}.json");
+        let run = place.run(&["plan", "--costs", "costs.json", "--planner", planner, "--json", "--out", &out]).ok();
+        let plan = json(&run.out);
+        for key in ["planner", "partition", "predicted_makespan_s", "lower_bound_s", "proven_optimal", "plan_seconds"] {
+            assert!(!plan[key].is_null(), "{planner}: {key}");
+        }
+        assert_eq!(plan["planner"], planner);
+        let again = place.run(&["simulate", "--plan", &out, "--json"]).ok();
+        assert_eq!(json(&again.out)["makespan_s"], plan["predicted_makespan_s"], "{planner}");
+    }
+    let auto = place.run(&["plan", "--costs", "costs.json"]).ok();
+    assert!(auto.out.contains("what each board brings") && auto.out.contains("without npu0"), "{}", auto.out);
+    assert!(auto.out.lines().all(|l| l.chars().count() <= 80), "{}", auto.out);
+    let run = place.run(&["simulate", "--plan", "auto.json", "--trace", "t.json", "--report", "r.html"]).ok();
+    assert!(run.out.contains("t.json"), "{}", run.out);
+    let trace = place.json("t.json");
+    assert!(trace["traceEvents"].as_array().unwrap().iter().any(|e| e["ph"] == "X" && e["name"] == "F0"), "{trace}");
+    let report = std::fs::read_to_string(place.path("r.html")).unwrap();
+    assert!(report.starts_with("<!DOCTYPE html>") && report.contains("<rect") && report.contains("gpu0"));
+    // What was written by the program is replaced, what was not is kept.
+    place.run(&["simulate", "--plan", "auto.json", "--trace", "t.json"]).ok();
+    place.run(&["simulate", "--plan", "auto.json", "--trace", "costs.json"]).refused(2, &[]);
+    place.run(&["plan", "--costs", "costs.json", "--out", "costs.json"]).refused(2, &[]);
+}
+
+#[test]
+fn all_planners_side_by_side() {
+    let place = place();
+    let run = place.run(&["simulate", "--costs", "costs.json", "--compare", "all"]).ok();
+    let first = run.out.lines().nth(1).unwrap();
+    for name in ["auto", "gpipe", "chimera", "hybridop", "hybridop-tail", "single"] {
+        assert!(run.out.lines().any(|l| l.starts_with(name)), "{name}: {}", run.out);
+    }
+    assert!(first.contains("1.00"), "the best comes first: {}", run.out);
+    let run = place.run(&["simulate", "--costs", "costs.json", "--compare", "auto,gpipe", "--json"]).ok();
+    let all = json(&run.out);
+    let time = |i: usize| all["planners"][i]["simulated"]["makespan_s"].as_f64().unwrap();
+    assert_eq!(all["planners"][0]["planner"], "auto");
+    assert!(time(0) <= time(1));
+}
+
+#[test]
+fn a_model_on_boards_by_data_sheet() {
+    let place = place();
+    let boards = "[[device]]\nname = \"npu\"\nkind = \"bp-free\"\nboard = \"atlas-200i-dk-a2\"\n\
+                  [[device]]\nname = \"gpu\"\nkind = \"bp\"\nflops = 1e12\n";
+    std::fs::write(place.path("boards.toml"), boards).unwrap();
+    let run = place.run(&["plan", "--model", "model", "--cluster", "boards.toml", "--tokens", "64", "--json"]).ok();
+    assert!(json(&run.out)["predicted_makespan_s"].as_f64().unwrap() > 0.0);
+    std::fs::write(place.path("boards.toml"), boards.replace("flops = 1e12\n", "")).unwrap();
+    place.run(&["plan", "--model", "model", "--cluster", "boards.toml"]).refused(2, &["`gpu`", "board", "flops"]);
+}
+
+#[test]
+fn bad_input_is_told_what_is_wrong() {
+    let place = place();
+    let with = |from: &str, to: &str, part: &str, command: &[&str]| {
+        place.write("bad.json", TOY.replacen(from, to, 1));
+        let run = place.run(&[command, &["--costs", "bad.json"]].concat());
+        let code = run.code;
+        assert!([1, 2].contains(&code), "{to}: {code}");
+        run.refused(code, &[part]);
+    };
+    let plan = ["plan"];
+    with("\"work\": 1.0", "\"work\": -1", "work of layer 0 is -1", &plan);
+    with("\"work\": 1.0", "\"work\": NaN", "line 1", &plan);
+    with("\"work\": 1.0", "\"work\": 1.0, \"memory\": 3", "memory", &plan);
+    with("\"speed\": 0.5", "\"speed\": 0", "speed of device `npu0`", &plan);
+    with("\"npu1\"", "\"npu0\"", "two devices are called `npu0`", &plan);
+    with("\"micro_batches\": 4", "\"micro_batches\": 0", "micro_batches is 0", &plan);
+    with("\"directions\": 1", "\"directions\": 70000", "65535", &plan);
+    with("loss-difference", "magic", "cut-tangent", &plan);
+    with("loss-difference", "oracle", "test tool", &plan);
+    with("\"micro_batches\": 4", "\"micro_batches\": 4, \"partition\": [[\"gpu0\", 1, 4]]", "a gap", &plan);
+    with("\"micro_batches\": 4", "\"micro_batches\": 4294967295", "actions", &["plan", "--planner", "gpipe"]);
+    with("{\"layers\"", "{\"layer\"", "layer", &plan);
+    with(", \"fo_speed\": 0.3333333333333333}", "}", "`npu0`", &["simulate", "--schedule", "gpipe"]);
+    place.run(&["plan", "--costs", "costs.json", "--planner", "best"]).refused(2, &["asteroid", "auto"]);
+    place.run(&["simulate", "--costs", "costs.json", "--schedule", "best"]).refused(2, &["zb-h1"]);
+    place.run(&["simulate", "--costs", "costs.json"]).refused(2, &[]);
+    place.run(&["plan"]).refused(2, &[]);
+    place.run(&["plan", "--costs", "nowhere.json"]).refused(1, &[]);
+    place.run(&["simulate", "--plan", "costs.json"]).refused(1, &[]);
+    // A plan whose order was damaged.
+    place.run(&["plan", "--costs", "costs.json", "--out", "p.json"]).ok();
+    let text = std::fs::read_to_string(place.path("p.json")).unwrap();
+    for (from, to) in [("\"F0@0\"", "\"F9@0\""), ("\"F0@0\"", "\"nonsense\""), ("\"F0@0\",", ""), ("\"role\":\"FO\"", "\"role\":\"XX\"")] {
+        assert!(text.contains(from), "{from}");
+        place.write("q.json", text.replacen(from, to, 1));
+        place.run(&["simulate", "--plan", "q.json"]).refused(1, &["error: q.json"]);
+    }
+}
