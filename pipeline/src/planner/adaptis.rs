@@ -5,7 +5,7 @@ mod moves;
 
 pub use bubbles::{Bubbles, bubbles};
 
-use super::{Layout, Method, Outcome, Problem, Proposal, StageLayout, pipelines, split};
+use super::{Layout, Method, Outcome, Problem, Proposal, StageLayout, pipelines, ranked::drop_smallest, split};
 use crate::{
     ir::{Credits, Role},
     order::ScheduleName,
@@ -138,14 +138,18 @@ impl Search<'_> {
         improved
     }
 
-    /// Where the search starts: one stage on each device, and up to four, in every order.
+    /// Where the search starts: one stage on each device, and up to four, in every order; without the smallest devices where nothing fits.
     fn start(&mut self) -> Result<()> {
-        let (layers, n) = (self.p.layers(), self.devices.len());
-        let mut ends = vec![pipelines::ends(self.p, &self.devices, pipelines::Cut::MinMax)?];
-        ends.extend((1..=(layers / n).min(4)).map(|chunks| split::equal(layers, n * chunks)));
-        for ends in ends {
-            let on: Vec<usize> = (0..ends.len()).map(|s| self.devices[s % n]).collect();
-            self.improve(ORDERS.map(|order| Candidate { ends: ends.clone(), on: on.clone(), order }));
+        let mut on = self.devices.clone();
+        while self.best.is_none() && !on.is_empty() {
+            let (layers, n) = (self.p.layers(), on.len());
+            let mut ends = vec![pipelines::ends(self.p, &on, pipelines::Cut::MinMax)?];
+            ends.extend((1..=(layers / n).min(4)).map(|chunks| split::equal(layers, n * chunks)));
+            for ends in ends {
+                let dealt: Vec<usize> = (0..ends.len()).map(|s| on[s % n]).collect();
+                self.improve(ORDERS.map(|order| Candidate { ends: ends.clone(), on: dealt.clone(), order }));
+            }
+            drop_smallest(self.p, &mut on);
         }
         Ok(())
     }

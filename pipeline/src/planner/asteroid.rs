@@ -27,12 +27,13 @@ pub struct Plan {
 }
 
 /// Predicted seconds of a step of execution and communication steps in turn (section 4.2, the latency of an HPP round): with the dominant
-/// step `dm`, the one of largest `F + B`, `max over s of (Tw + Te + Ta)` where `Tw(s) = sum over a < s of F_a`, `Ta` is the all-reduce and
+/// step `dm`, the last of those of largest `F + B`, `max over s of (Tw + Te + Ta)` where `Tw(s) = sum over a < s of F_a`, `Ta` is the all-reduce and
 /// `Te(s) = M (F_dm + B_dm)`, and `sum over s <= a < dm of (F_a + B_a)` more in front of it, `sum over dm <= a < s` less behind it.
 pub fn latency(legs: &[Leg], micro_batches: u32) -> f64 {
     let mut dominant = 0;
     for (s, leg) in legs.iter().enumerate() {
-        if leg.both() > legs[dominant].both() {
+        // The last of equal ones: a pipeline of equal stages then takes its fill too.
+        if leg.both() >= legs[dominant].both() {
             dominant = s;
         }
     }

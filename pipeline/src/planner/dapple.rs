@@ -8,7 +8,7 @@ use super::{
     Layout, Member, Problem, Proposal, Split, StageLayout,
     legs::fits,
     pipelines,
-    ranked::{Ranked, first_fit},
+    ranked::{Ranked, drop_smallest, first_fit},
 };
 use crate::{ir::Role, order::ScheduleName};
 use std::{collections::HashMap, ops::Range};
@@ -50,13 +50,17 @@ type Cuts = Vec<(usize, usize)>;
 
 struct Search<'a> {
     p: &'a Problem,
-    devices: &'a [usize],
+    devices: Vec<usize>,
     heed_memory: bool,
     known: HashMap<(Range<usize>, Range<usize>), Leg>,
     scratch: Vec<Leg>,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(p: &'a Problem, devices: &[usize], heed_memory: bool) -> Self {
+        Self { p, devices: devices.to_vec(), heed_memory, known: HashMap::new(), scratch: Vec::new() }
+    }
+
     fn stage(&self, layers: Range<usize>, devices: Range<usize>) -> StageLayout {
         let share = 1.0 / devices.len() as f64;
         let members = devices.map(|i| Member { device: self.devices[i], share }).collect();
@@ -146,12 +150,21 @@ impl Search<'_> {
 
 pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     let (devices, mut notes) = pipelines::capable(p)?;
-    let mut search = Search { p, devices: &devices, heed_memory: true, known: HashMap::new(), scratch: Vec::new() };
+    let mut fewer = devices.clone();
+    let mut search = Search::new(p, &devices, true);
     let mut ranked = search.run();
+    while ranked.is_empty() && fewer.len() > 1 {
+        drop_smallest(p, &mut fewer);
+        search = Search::new(p, &fewer, true);
+        ranked = search.run();
+    }
     if ranked.is_empty() {
         // The simulation of the best split that ignores memory says which device is short and by how much.
-        search.heed_memory = false;
+        search = Search::new(p, &devices, false);
         ranked = search.run();
+    } else if fewer.len() < devices.len() {
+        let gone: Vec<usize> = devices.iter().copied().filter(|d| !fewer.contains(d)).collect();
+        notes.push(format!("without {}: nothing fits with all devices", p.names(&gone)));
     }
     notes.push("after DAPPLE, whose paper was not at hand: see docs/planners.md".into());
     first_fit(p, ranked.into_iter().map(|cuts| Layout::line(search.stages(&cuts))), ScheduleName::Dapple, notes)

@@ -152,6 +152,7 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     let types = types(p, &devices);
     let mut known: HashMap<Vec<usize>, Option<Group>> = HashMap::new();
     let mut seen: HashSet<Vec<Vec<usize>>> = HashSet::new();
+    let mut offered = HashSet::new();
     let mut ranked = Ranked::new(CANDIDATES);
     let mut offer = |partition: &[Vec<usize>]| {
         // Alike devices are interchangeable: one partition stands for all that differ in which of them is where.
@@ -164,10 +165,17 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
             let members: Vec<usize> = members.iter().take(p.layers()).map(|i| devices[*i]).collect();
             known.entry(members.clone()).or_insert_with(|| Group::new(p, &members)).clone()
         };
-        let Some(groups) = partition.iter().map(&mut group).collect::<Option<Vec<Group>>>() else { return };
+        // A group that does not fit gets no micro-batch.
+        let groups: Vec<Group> = partition.iter().filter_map(&mut group).collect();
+        if groups.is_empty() {
+            return;
+        }
         let weights = shares::inverse(&groups.iter().map(|g| g.pace).collect::<Vec<_>>());
         let counts = shares::whole(p.micro_batches(), &weights);
         let shared: Shared = groups.into_iter().zip(counts).filter(|(_, n)| *n > 0).collect();
+        if !offered.insert(shared.iter().map(|(g, n)| (g.devices.clone(), *n)).collect::<Vec<_>>()) {
+            return;
+        }
         ranked.offer(predict(p, &shared), || shared);
     };
     match devices.len() <= ENUMERATED {

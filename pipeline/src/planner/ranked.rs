@@ -52,3 +52,11 @@ pub(super) fn first_fit(
     }
     Err(failure.unwrap_or_else(|| Error::invalid("no split")))
 }
+
+/// Leaves out the device of least memory, of equal ones the last: what is tried where nothing fits on all.
+pub(super) fn drop_smallest(p: &Problem, devices: &mut Vec<usize>) {
+    let memory = |d: &usize| p.device(*d).memory_bytes.unwrap_or(f64::INFINITY);
+    if let Some((i, _)) = devices.iter().enumerate().rev().min_by(|a, b| memory(a.1).total_cmp(&memory(b.1))) {
+        devices.remove(i);
+    }
+}
