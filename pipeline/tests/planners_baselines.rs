@@ -18,14 +18,8 @@ use zofo_pipeline::{
     sim::{StageTiming, Timing, Urgency, arrange_on, simulate, trace},
 };
 
-const BASELINES: [PlannerName; 6] = [
-    PlannerName::Dapple,
-    PlannerName::Hdp,
-    PlannerName::Asteroid,
-    PlannerName::Accpar,
-    PlannerName::Xronos,
-    PlannerName::Adaptis,
-];
+const BASELINES: [PlannerName; 6] =
+    [PlannerName::Dapple, PlannerName::Hdp, PlannerName::Asteroid, PlannerName::Accpar, PlannerName::Xronos, PlannerName::Adaptis];
 
 /// Layers of this work on devices of these speeds, links that cost nothing; a backward pass takes twice a forward pass.
 fn costs(work: &[f64], speeds: &[f64], micro_batches: u32) -> Costs {
@@ -176,7 +170,8 @@ fn adaptis_is_no_worse_than_where_it_starts() {
     let mut c = costs(&[1.0, 4.0, 1.0, 1.0, 2.0, 1.0, 3.0, 1.0], &[1.0, 2.0, 4.0], 6);
     c.links = Links::Uniform(LinkCosts::default());
     let own = makespan(PlannerName::Adaptis, &c);
-    for other in [PlannerName::OneFOneB, PlannerName::OneFOneBMinMax, PlannerName::GpipeMinMax, PlannerName::ZbH1, PlannerName::Interleaved] {
+    for other in [PlannerName::OneFOneB, PlannerName::OneFOneBMinMax, PlannerName::GpipeMinMax, PlannerName::ZbH1, PlannerName::Interleaved]
+    {
         assert!(own <= makespan(other, &c), "{}", other.name());
     }
     assert!(own < makespan(PlannerName::OneFOneBMinMax, &c));
@@ -269,10 +264,10 @@ fn is_sound(planner: PlannerName, p: &Problem, found: &Proposal) -> Result<(), T
     let (outcome, name) = (&found.outcome, planner.name());
     let layout = &outcome.layout;
     check(&outcome.schedule).map_err(|e| TestCaseError::fail(format!("{name}: {e}")))?;
-    let chains = match layout.chains.is_empty() {
-        true => vec![0..layout.stages.len()],
-        false => layout.chains.iter().map(|c| c.stages.clone()).collect(),
-    };
+    let mut chains: Vec<_> = layout.chains.iter().map(|c| c.stages.clone()).collect();
+    if chains.is_empty() {
+        chains.push(0..layout.stages.len());
+    }
     for stages in chains {
         let mut next = 0;
         for stage in &layout.stages[stages] {

@@ -80,7 +80,7 @@ impl Candidate {
     /// The order that goes with the placement.
     fn order(&self, layout: &Layout) -> Order {
         let workers = layout.placement.iter().max().map_or(0, |w| w + 1);
-        let dealt = layout.placement.iter().enumerate().all(|(s, w)| *w == s % workers) && layout.placement.len() % workers == 0;
+        let dealt = layout.placement.iter().enumerate().all(|(s, w)| *w == s % workers) && layout.placement.len().is_multiple_of(workers);
         match self.order {
             Order::Named(ScheduleName::Interleaved) if !dealt => ANYWHERE,
             Order::Named(name) if name != ScheduleName::Interleaved && workers < layout.placement.len() => ANYWHERE,

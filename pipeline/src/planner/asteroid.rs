@@ -80,6 +80,8 @@ pub fn share(p: &Problem, devices: &[usize], layers: &Range<usize>, kept: usize)
 /// The best split of the last so many layers over the last so many devices.
 struct Suffix {
     latency: f64,
+    /// Seconds of both passes of its slowest leg.
+    pace: f64,
     legs: Vec<Leg>,
     first: StageLayout,
     /// Layers and devices of the stages behind the first.
@@ -107,6 +109,11 @@ impl Search<'_> {
         Some(StageLayout::group(members, layers, Split::Batch, Role::FirstOrder))
     }
 
+    /// The least that a stage can take for both passes of a micro-batch: all devices at once, in shares as fine as can be.
+    fn least(&self, layers: &Range<usize>, devices: Range<usize>) -> f64 {
+        1.0 / self.devices[devices].iter().map(|d| 1.0 / self.p.both(*d, layers)).sum::<f64>()
+    }
+
     /// Algorithm 2: `Q(l, n, s)` is the best split of the last `l` layers over the last `n` devices in `s` stages, made of a head stage and
     /// `Q(l', n', s - 1)`. Best plan of every number of stages, best first. O(layers^2 devices^2 stages) stages.
     fn run(&self) -> Ranked<Plan> {
@@ -120,8 +127,13 @@ impl Search<'_> {
             for (l, n) in (behind + 1..=layers).flat_map(|l| (behind + 1..=devices).map(move |n| (l, n))) {
                 let mut best: Option<Suffix> = None;
                 let mut offer = |rest: (usize, usize), suffix: Option<&Suffix>| {
-                    let head = self.stage(layers - l..layers - rest.0, devices - n..devices - rest.1, behind);
-                    let Some(head) = head else { return };
+                    let (own, on) = (layers - l..layers - rest.0, devices - n..devices - rest.1);
+                    // A latency is no less than all micro-batches on any one leg: most heads need not be built.
+                    let pace = self.least(&own, on.clone()).max(suffix.map_or(0.0, |s| s.pace));
+                    if best.as_ref().is_some_and(|b| f64::from(self.p.micro_batches()) * pace > b.latency) {
+                        return;
+                    }
+                    let Some(head) = self.stage(own, on, behind) else { return };
                     legs.clear();
                     legs.push(Leg::stage(self.p, &head));
                     if let Some(suffix) = suffix {
@@ -130,7 +142,8 @@ impl Search<'_> {
                     }
                     let latency = latency(&legs, self.p.micro_batches());
                     if best.as_ref().is_none_or(|b| latency < b.latency) {
-                        best = Some(Suffix { latency, legs: legs.clone(), first: head, rest });
+                        let pace = legs.iter().map(Leg::both).fold(0.0, f64::max);
+                        best = Some(Suffix { latency, pace, legs: legs.clone(), first: head, rest });
                     }
                 };
                 match tables.last() {

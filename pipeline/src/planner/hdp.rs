@@ -16,6 +16,7 @@ use crate::{
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
+    rc::Rc,
 };
 use zofo_hal::Result;
 
@@ -27,7 +28,6 @@ const SIMULATED: usize = 8;
 const CANDIDATES: usize = 64;
 
 /// A pipeline of the whole model.
-#[derive(Clone)]
 struct Group {
     devices: Vec<usize>,
     ends: Vec<usize>,
@@ -69,19 +69,17 @@ impl Group {
 }
 
 /// Groups with the micro-batches of each.
-type Shared = Vec<(Group, u32)>;
+type Shared = Vec<(Rc<Group>, u32)>;
 
-/// Seconds of a step: the slowest group and the all-reduce of adapters between groups.
-fn predict(p: &Problem, groups: &Shared) -> f64 {
+/// Seconds of a step: the slowest group and the all-reduce of adapters between groups, over the slowest link between devices of any two.
+fn predict(p: &Problem, links: &[Vec<Link>], groups: &Shared) -> f64 {
     let slowest = groups.iter().map(|(g, n)| g.seconds(*n)).fold(0.0, f64::max);
     let (count, bytes) = (groups.len() as f64, p.gradient_bytes(&(0..p.layers())));
     let mut link = Link::default();
-    for (a, b) in groups.iter().flat_map(|(a, _)| groups.iter().map(move |(b, _)| (a, b))) {
-        for (x, y) in a.devices.iter().flat_map(|x| b.devices.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y) {
-            let own = p.link(x, y);
-            link.latency_s = link.latency_s.max(own.latency_s);
-            link.bytes_per_s = link.bytes_per_s.min(own.bytes_per_s);
-        }
+    let pairs = groups.iter().enumerate().flat_map(|(i, (a, _))| groups[..i].iter().map(move |(b, _)| (a, b)));
+    for (x, y) in pairs.flat_map(|(a, b)| a.devices.iter().flat_map(|x| b.devices.iter().flat_map(move |y| [(*x, *y), (*y, *x)]))) {
+        link.latency_s = link.latency_s.max(links[x][y].latency_s);
+        link.bytes_per_s = link.bytes_per_s.min(links[x][y].bytes_per_s);
     }
     slowest + 2.0 * (count - 1.0) * link.transfer(bytes / count)
 }
@@ -150,7 +148,8 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     let (devices, mut notes) = pipelines::capable(p)?;
     notes.push("after HetPipe, whose paper was not at hand: see docs/planners.md".into());
     let types = types(p, &devices);
-    let mut known: HashMap<Vec<usize>, Option<Group>> = HashMap::new();
+    let links: Vec<Vec<Link>> = (0..p.devices()).map(|x| (0..p.devices()).map(|y| p.link(x, y)).collect()).collect();
+    let mut known: HashMap<Vec<usize>, Option<Rc<Group>>> = HashMap::new();
     let mut seen: HashSet<Vec<Vec<usize>>> = HashSet::new();
     let mut offered = HashSet::new();
     let mut ranked = Ranked::new(CANDIDATES);
@@ -163,10 +162,10 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
         }
         let mut group = |members: &Vec<usize>| {
             let members: Vec<usize> = members.iter().take(p.layers()).map(|i| devices[*i]).collect();
-            known.entry(members.clone()).or_insert_with(|| Group::new(p, &members)).clone()
+            known.entry(members.clone()).or_insert_with(|| Group::new(p, &members).map(Rc::new)).clone()
         };
         // A group that does not fit gets no micro-batch.
-        let groups: Vec<Group> = partition.iter().filter_map(&mut group).collect();
+        let groups: Vec<Rc<Group>> = partition.iter().filter_map(&mut group).collect();
         if groups.is_empty() {
             return;
         }
@@ -176,7 +175,7 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
         if !offered.insert(shared.iter().map(|(g, n)| (g.devices.clone(), *n)).collect::<Vec<_>>()) {
             return;
         }
-        ranked.offer(predict(p, &shared), || shared);
+        ranked.offer(predict(p, &links, &shared), || shared);
     };
     match devices.len() <= ENUMERATED {
         true => set_partitions(devices.len(), 0, &mut Vec::new(), &mut offer),

@@ -25,8 +25,8 @@ impl Worker {
 /// Units of each worker such that the slowest is as fast as can be: one at a time to the worker whose time with it is smallest, the first of
 /// equal ones; `None` where all memory together is short.
 ///
-/// Least for times that grow with units, which affine ones do: in any other assignment a worker has more units than here, and with its first
-/// unit more its time is at least what the last unit handed out here made.
+/// No assignment is better where times grow with units, which affine ones do: any other gives some worker more units than this one, and that
+/// worker could have had the unit that made the slowest here, but would have been slower with it.
 pub fn assign(workers: &[Worker], units: u32) -> Option<Vec<u32>> {
     let mut given = vec![0; workers.len()];
     for _ in 0..units {

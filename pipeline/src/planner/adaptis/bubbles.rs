@@ -29,7 +29,7 @@ impl Bubbles {
 pub fn bubbles(timeline: &Timeline) -> Vec<Bubbles> {
     let of = |spans: &Vec<crate::sim::SimSpan>| {
         let work = || spans.iter().filter(|s| s.step.action != Action::Update);
-        let (first, last) = (work().next()?, work().last()?);
+        let (first, last) = (work().next()?, work().next_back()?);
         let busy: f64 = work().map(|s| s.end - s.start).sum();
         Some(Bubbles { leading: first.start, trailing: timeline.makespan - last.end, residual: (last.end - first.start - busy).max(0.0) })
     };
