@@ -250,7 +250,7 @@ impl Layout {
     pub fn schedule(&self, p: &Problem, method: &Method, name: ScheduleName, timing: &Timing) -> Result<Schedule> {
         let workers = self.workers();
         let schedule = match name {
-            ScheduleName::Interleaved if workers > 0 && self.stages.len() % workers == 0 => {
+            ScheduleName::Interleaved if workers > 0 && self.stages.len().is_multiple_of(workers) => {
                 order::interleaved(workers, self.stages.len() / workers, p.micro_batches())?
             }
             ScheduleName::Chimera if self.chains.len() == 2 => order::chimera(workers, p.micro_batches())?,
