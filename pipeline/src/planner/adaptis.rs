@@ -12,11 +12,13 @@ use crate::{
     sim::{self, Class, HeadOrder, InFlight, Urgency},
 };
 use moves::Move;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use zofo_hal::{Error, Result};
 
-/// Simulations that a search may take.
+/// Candidates that a search may simulate.
 const SIMULATIONS: usize = 2_000;
+/// Passes of a micro-batch through a stage that all simulations together may have: about ten seconds' worth.
+const PASSES: usize = 1_000_000;
 /// What counts as faster: rounding does not.
 const STRICTLY: f64 = 1.0 - 1e-9;
 
@@ -88,6 +90,17 @@ impl Candidate {
         }
     }
 
+    /// No order takes less than the work of the busiest device.
+    fn least(&self, p: &Problem) -> f64 {
+        let mut busy = vec![0.0; p.devices()];
+        let mut first = 0;
+        for (d, end) in self.on.iter().zip(&self.ends) {
+            busy[*d] += p.both(*d, &(first..*end));
+            first = *end;
+        }
+        f64::from(p.micro_batches()) * busy.into_iter().fold(0.0, f64::max)
+    }
+
     fn simulate(&self, p: &Problem) -> Result<Outcome> {
         let layout = self.layout();
         match self.order(&layout) {
@@ -108,50 +121,76 @@ impl Candidate {
     }
 }
 
+/// A candidate with its simulated seconds.
+type Timed = (Candidate, f64);
+
 struct Search<'a> {
     p: &'a Problem,
     devices: Vec<usize>,
     left: usize,
-    seen: HashSet<Candidate>,
-    best: Option<(Candidate, Outcome)>,
+    passes: usize,
+    /// What was simulated; infinite where it does not fit.
+    known: HashMap<Candidate, f64>,
     failure: Option<Error>,
 }
 
 impl Search<'_> {
-    /// Simulates what was not simulated before; takes the fastest where it is faster than the best so far.
-    fn improve(&mut self, candidates: impl IntoIterator<Item = Candidate>) -> bool {
-        let mut improved = false;
-        for candidate in candidates {
-            if self.left == 0 || !self.seen.insert(candidate.clone()) {
-                continue;
-            }
-            self.left -= 1;
-            match candidate.simulate(self.p) {
-                Ok(outcome) if self.best.as_ref().is_none_or(|(_, b)| outcome.makespan() < b.makespan() * STRICTLY) => {
-                    self.best = Some((candidate, outcome));
-                    improved = true;
-                }
-                Ok(_) => {}
-                Err(e) => self.failure = self.failure.take().or(Some(e)),
-            }
+    fn seconds(&mut self, candidate: &Candidate) -> f64 {
+        if let Some(seconds) = self.known.get(candidate) {
+            return *seconds;
         }
-        improved
+        if self.left == 0 || self.passes == 0 {
+            return f64::INFINITY;
+        }
+        self.left -= 1;
+        self.passes = self.passes.saturating_sub(candidate.ends.len() * self.p.micro_batches() as usize);
+        let seconds = match candidate.simulate(self.p) {
+            Ok(outcome) => outcome.makespan(),
+            Err(e) => {
+                self.failure.get_or_insert(e);
+                f64::INFINITY
+            }
+        };
+        self.known.insert(candidate.clone(), seconds);
+        seconds
     }
 
-    /// Where the search starts: one stage on each device, and up to four, in every order; without the smallest devices where nothing fits.
-    fn start(&mut self) -> Result<()> {
+    /// The fastest, if it takes less than `than`.
+    fn faster(&mut self, than: f64, candidates: impl IntoIterator<Item = Candidate>) -> Option<Timed> {
+        let mut best: Option<Timed> = None;
+        for candidate in candidates {
+            let wanted = best.as_ref().map_or(than, |b| b.1) * STRICTLY;
+            if candidate.least(self.p) < wanted {
+                let seconds = self.seconds(&candidate);
+                if seconds < wanted {
+                    best = Some((candidate, seconds));
+                }
+            }
+        }
+        best
+    }
+
+    /// Where the search starts, fastest first: one stage on each device, and up to four, each in the best order; without the smallest devices
+    /// where nothing fits. And everything on one device, which is hard to beat over slow links.
+    fn starts(&mut self) -> Result<Vec<Timed>> {
+        let mut starts = Vec::new();
         let mut on = self.devices.clone();
-        while self.best.is_none() && !on.is_empty() {
+        while starts.is_empty() && !on.is_empty() {
             let (layers, n) = (self.p.layers(), on.len());
             let mut ends = vec![pipelines::ends(self.p, &on, pipelines::Cut::MinMax)?];
             ends.extend((1..=(layers / n).min(4)).map(|chunks| split::equal(layers, n * chunks)));
             for ends in ends {
                 let dealt: Vec<usize> = (0..ends.len()).map(|s| on[s % n]).collect();
-                self.improve(ORDERS.map(|order| Candidate { ends: ends.clone(), on: dealt.clone(), order }));
+                let in_order = |order| Candidate { ends: ends.clone(), on: dealt.clone(), order };
+                starts.extend(self.faster(f64::INFINITY, ORDERS.map(in_order)));
             }
             drop_smallest(self.p, &mut on);
         }
-        Ok(())
+        let alone = |d: &usize| Candidate { ends: vec![self.p.layers()], on: vec![*d], order: Order::Named(ScheduleName::OneFOneB) };
+        let alone: Vec<Candidate> = self.devices.iter().map(alone).collect();
+        starts.extend(self.faster(f64::INFINITY, alone));
+        starts.sort_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(starts)
     }
 
     /// Least seconds of a layer's passes on any device in use (`t_layer`).
@@ -171,38 +210,46 @@ impl Search<'_> {
         }
     }
 
-    /// One round: what the phase asks for, else the whole neighbourhood. Whether anything was found.
-    fn round(&mut self) -> bool {
-        let Some((best, outcome)) = self.best.clone() else { return false };
-        let found: Vec<(usize, Bubbles)> = {
-            let device = |worker: usize| outcome.layout.placement.iter().position(|w| *w == worker).map(|s| best.on[s]);
-            bubbles(&outcome.timeline).into_iter().enumerate().filter_map(|(w, b)| Some((device(w)?, b))).collect()
-        };
+    /// What a round finds that is faster: by the phase's moves, else in the whole neighbourhood.
+    fn round(&mut self, (at, seconds): &Timed) -> Result<Option<Timed>> {
+        let outcome = at.simulate(self.p)?;
+        let device = |worker: usize| outcome.layout.placement.iter().position(|w| *w == worker).map(|s| at.on[s]);
+        let found = bubbles(&outcome.timeline).into_iter().enumerate();
+        let found: Vec<(usize, Bubbles)> = found.filter_map(|(w, b)| Some((device(w)?, b))).collect();
         let directed = match self.phase(&found) {
-            Move::Partition => best.towards_idle(&found),
-            phase => best.neighbours(phase, &self.devices),
+            Move::Partition => at.towards_idle(&found),
+            phase => at.neighbours(phase, &self.devices),
         };
+        if let Some(next) = self.faster(*seconds, directed) {
+            return Ok(Some(next));
+        }
         // Algorithm 1 alone stops here; single moves of a kind that its phase does not look at are often faster still.
-        self.improve(directed) || Move::ALL.into_iter().any(|kind| self.improve(best.neighbours(kind, &self.devices)))
+        let devices = self.devices.clone();
+        Ok(Move::ALL.into_iter().find_map(|kind| self.faster(*seconds, at.neighbours(kind, &devices))))
     }
 }
 
 pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     let (devices, mut notes) = pipelines::devices(p)?;
     notes.push("after AdaPtis, whose paper was not at hand: see docs/planners.md".into());
-    let mut search = Search { p, devices, left: SIMULATIONS, seen: HashSet::new(), best: None, failure: None };
-    search.start()?;
-    while search.left > 0 && search.round() {}
-    let taken = SIMULATIONS - search.left;
-    match (search.best, search.failure) {
-        (Some((best, outcome)), _) => {
-            let workers = outcome.schedule.workers();
-            notes.push(format!("{} stages on {workers} devices after {taken} simulations", best.ends.len()));
-            if outcome.schedule.workload.split_backward {
-                notes.push("backward passes in two parts".into());
-            }
-            Ok(Proposal { outcome, method: Method::FROZEN, notes })
+    let mut search = Search { p, devices, left: SIMULATIONS, passes: PASSES, known: HashMap::new(), failure: None };
+    let mut best: Option<Timed> = None;
+    for mut at in search.starts()? {
+        while let Some(next) = search.round(&at)? {
+            at = next;
         }
-        (None, failure) => Err(failure.unwrap_or_else(|| Error::invalid("no split"))),
+        if best.as_ref().is_none_or(|b| at.1 < b.1 * STRICTLY) {
+            best = Some(at);
+        }
     }
+    let Some((best, _)) = best else {
+        return Err(search.failure.unwrap_or_else(|| Error::invalid("no split")));
+    };
+    let outcome = best.simulate(p)?;
+    let (stages, workers) = (best.ends.len(), outcome.schedule.workers());
+    notes.push(format!("{stages} stages on {workers} devices after {} simulations", SIMULATIONS - search.left));
+    if outcome.schedule.workload.split_backward {
+        notes.push("backward passes in two parts".into());
+    }
+    Ok(Proposal { outcome, method: Method::FROZEN, notes })
 }
