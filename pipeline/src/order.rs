@@ -156,7 +156,9 @@ pub(crate) fn check_roles(w: &Workload) -> Result<()> {
         let tail = w.roles.iter().take_while(|r| **r == Role::FirstOrder).count();
         return match w.roles[tail..].iter().position(|r| *r != Role::ZerothOrder) {
             Some(s) => Err(Error::invalid(format!("stage {} is {} behind zeroth-order stage {tail}", tail + s, w.roles[tail + s].name()))),
-            None if tail == w.stages() || w.directions == 0 => Err(Error::invalid("the tail placement needs zeroth-order stages and directions")),
+            None if tail == w.stages() || w.directions == 0 => {
+                Err(Error::invalid("the tail placement needs zeroth-order stages and directions"))
+            }
             None => Ok(()),
         };
     }

@@ -3,15 +3,24 @@
 //! Every planner proposes a [`Layout`] and an order; the simulator says how long a step takes, whichever formula the planner itself went by, and
 //! the memory of every device is a hard limit for all. `docs/planners.md` says where each comes from and what was assumed.
 
+pub mod accpar;
+pub mod adaptis;
+pub mod asteroid;
 pub mod auto;
 mod bounds;
+pub mod dapple;
 pub mod given;
+mod hdp;
 pub mod hybridop;
 mod layout;
+mod legs;
 mod pipelines;
 mod problem;
+mod ranked;
+mod shares;
 mod split;
 pub mod verdict;
+pub mod xronos;
 
 pub use layout::{DeviceReport, Layout, Member, Outcome, Split, StageLayout};
 pub use problem::{Method, Problem};
@@ -57,6 +66,18 @@ pub enum PlannerName {
     Chimera,
     /// ZB-H1 with the best slowest stage.
     ZbH1,
+    /// Pipeline of data-parallel groups with even shares, after DAPPLE.
+    Dapple,
+    /// Data parallelism over pipelines, after HetPipe.
+    Hdp,
+    /// Pipeline of data-parallel groups with uneven shares, after Asteroid.
+    Asteroid,
+    /// Batch or tensor parallelism by layer, after AccPar.
+    Accpar,
+    /// Tensor parallelism with uneven shares, after Xronos.
+    Xronos,
+    /// Partition, placement and order tuned together, after AdaPtis.
+    Adaptis,
     /// HybridOP's planner with its errata mended.
     Hybridop,
     /// HybridOP's planner as its text has it.
@@ -79,6 +100,12 @@ const PLANNERS: &[(&str, PlannerName, Plan)] = &[
     ("interleaved-1f1b", PlannerName::Interleaved, |p, _| pipelines::interleaved(p)),
     ("chimera", PlannerName::Chimera, |p, _| pipelines::chimera(p)),
     ("zb-h1", PlannerName::ZbH1, |p, _| pipelines::line(p, ScheduleName::ZbH1, Cut::MinMax)),
+    ("dapple", PlannerName::Dapple, |p, _| dapple::propose(p)),
+    ("hdp", PlannerName::Hdp, |p, _| hdp::propose(p)),
+    ("asteroid", PlannerName::Asteroid, |p, _| asteroid::propose(p)),
+    ("accpar", PlannerName::Accpar, |p, _| accpar::propose(p)),
+    ("xronos", PlannerName::Xronos, |p, _| xronos::propose(p)),
+    ("adaptis", PlannerName::Adaptis, |p, _| adaptis::propose(p)),
     ("hybridop", PlannerName::Hybridop, hybridop::plan),
     ("hybridop-as-printed", PlannerName::HybridopAsPrinted, hybridop::as_printed),
     ("hybridop-tail", PlannerName::HybridopTail, hybridop::tail),

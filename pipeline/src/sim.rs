@@ -56,12 +56,32 @@ pub fn trace(schedule: &Schedule, timing: &Timing) -> Result<Timeline> {
 /// `InvalidArgument` where credits leave a stage waiting for ever, naming it.
 pub fn arrange(workload: &Workload, timing: &Timing, urgency: &Urgency) -> Result<(Schedule, Timeline)> {
     let placement: Vec<usize> = (0..workload.stages()).collect();
-    timing.check(workload, placement.len())?;
-    let mut engine = Engine::new(workload, &placement, placement.len(), timing, urgency.credits, true);
+    arrange_on(workload, &placement, placement.len(), timing, urgency)
+}
+
+/// As [`arrange`], with stage `s` on worker `placement[s]` of `workers`.
+///
+/// # Errors
+/// As [`arrange`]; `InvalidArgument` where `placement` is not of the workload's stages and these workers.
+pub fn arrange_on(
+    workload: &Workload,
+    placement: &[usize],
+    workers: usize,
+    timing: &Timing,
+    urgency: &Urgency,
+) -> Result<(Schedule, Timeline)> {
+    if placement.len() != workload.stages() {
+        return Err(Error::invalid(format!("{} stages are placed, there are {}", placement.len(), workload.stages())));
+    }
+    if let Some((s, worker)) = placement.iter().enumerate().find(|(_, worker)| **worker >= workers) {
+        return Err(Error::invalid(format!("stage {s} is placed on worker {worker}, there are {workers}")));
+    }
+    timing.check(workload, workers)?;
+    let mut engine = Engine::new(workload, placement, workers, timing, urgency.credits, true);
     engine.record();
-    let order = urgency::ByUrgency::new(workload, &placement, placement.len(), urgency);
+    let order = urgency::ByUrgency::new(workload, placement, workers, urgency);
     let (timeline, lists) = engine.run(order)?;
-    Ok((Schedule { workload: workload.clone(), placement, lists, credits: urgency.credits }, timeline))
+    Ok((Schedule { workload: workload.clone(), placement: placement.to_vec(), lists, credits: urgency.credits }, timeline))
 }
 
 /// The time of [`arrange`] without the order, for searches.

@@ -129,7 +129,7 @@ impl Costs {
     fn check_links(&self) -> Result<()> {
         let sound = |which: &dyn Fn() -> String, l: &Link| -> Result<()> {
             amount(|| format!("latency_s of {}", which()), l.latency_s)?;
-            if !(l.bytes_per_s > 0.0) {
+            if l.bytes_per_s.is_nan() || l.bytes_per_s <= 0.0 {
                 return Err(Error::invalid(format!("bytes_per_s of {} is {}; it must be above 0, or null", which(), l.bytes_per_s)));
             }
             match (0.0..=1.0).contains(&l.overlap) {

@@ -36,12 +36,8 @@ impl Default for LinkCosts {
 impl LinkCosts {
     /// The link as the simulator has it.
     pub fn link(&self) -> Link {
-        let mut link = Link::default();
-        link.latency_s = self.latency_s;
-        link.bytes_per_s = self.bytes_per_s.unwrap_or(f64::INFINITY);
-        link.overlap = self.overlap;
-        link.half_duplex = self.half_duplex;
-        link
+        let bytes_per_s = self.bytes_per_s.unwrap_or(f64::INFINITY);
+        Link { latency_s: self.latency_s, bytes_per_s, overlap: self.overlap, half_duplex: self.half_duplex }
     }
 }
 

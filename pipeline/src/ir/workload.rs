@@ -275,9 +275,11 @@ impl Workload {
                 Some((from, Payload::Delta { m }))
             }
             Action::BoundaryDot(Group { m, .. }) | Action::Guide { m } => Some((self.cut(), Payload::Delta { m })),
-            Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } | Action::Loss { .. } | Action::Update => {
-                None
-            }
+            Action::Backward { .. }
+            | Action::BackwardInput { .. }
+            | Action::BackwardWeight { .. }
+            | Action::Loss { .. }
+            | Action::Update => None,
         }
     }
 

@@ -14,7 +14,7 @@ use zofo_hal::{Error, Result};
 /// # Errors
 /// `InvalidArgument` for an odd number of workers.
 pub fn chimera(workers: usize, micro_batches: u32) -> Result<Schedule> {
-    if workers == 0 || workers % 2 != 0 {
+    if workers == 0 || !workers.is_multiple_of(2) {
         return Err(Error::invalid(format!("schedule `chimera` needs an even number of stages, the cluster has {workers}")));
     }
     let down = micro_batches.div_ceil(2);

@@ -57,12 +57,17 @@ impl StageLayout {
     }
 
     /// The slowest link between members.
-    fn inner_link(&self, p: &Problem) -> Link {
+    pub(super) fn inner_link(&self, p: &Problem) -> Link {
         worst(self.members.iter().flat_map(|a| self.members.iter().filter(|b| a.device != b.device).map(|b| p.link(a.device, b.device))))
     }
 
+    /// The slowest link from a member to one of `next`.
+    pub(super) fn link_to(&self, p: &Problem, next: &Self) -> Link {
+        worst(self.members.iter().flat_map(|a| next.members.iter().map(|b| p.link(a.device, b.device))))
+    }
+
     /// Seconds of an all-reduce of `bytes` over a ring: 2 (g-1) rounds of a g-th.
-    fn all_reduce(&self, p: &Problem, bytes: f64) -> f64 {
+    pub(super) fn all_reduce(&self, p: &Problem, bytes: f64) -> f64 {
         let g = self.members.len() as f64;
         if g < 2.0 {
             return 0.0;
@@ -72,7 +77,7 @@ impl StageLayout {
     }
 
     /// Times of the stage, and each member's part of the busy time.
-    fn timing(&self, p: &Problem) -> (StageTiming, Vec<f64>) {
+    pub(super) fn timing(&self, p: &Problem) -> (StageTiming, Vec<f64>) {
         let own: Vec<(f64, StageTiming)> = self.members.iter().map(|m| (m.share, p.stage(m.device, &self.layers, self.role))).collect();
         if own.len() == 1 {
             return (own[0].1.clone(), vec![1.0]);
@@ -108,7 +113,7 @@ impl StageLayout {
     }
 
     /// Bytes that a member holds all the time, and its share of what comes and goes.
-    fn member_bytes(&self, p: &Problem, member: &Member) -> (f64, f64) {
+    pub(super) fn member_bytes(&self, p: &Problem, member: &Member) -> (f64, f64) {
         let all = p.state_bytes(&self.layers);
         match self.split {
             _ if self.members.len() == 1 => (all, 1.0),
@@ -218,7 +223,9 @@ impl Layout {
             let own = self.chain_of(s);
             let others: Vec<usize> = (0..self.stages.len())
                 .filter(|o| self.chain_of(*o) != own)
-                .filter(|o| self.stages[*o].layers.start < self.stages[s].layers.end && self.stages[s].layers.start < self.stages[*o].layers.end)
+                .filter(|o| {
+                    self.stages[*o].layers.start < self.stages[s].layers.end && self.stages[s].layers.start < self.stages[*o].layers.end
+                })
                 .collect();
             let links = others.iter().flat_map(|o| {
                 let (a, b) = (&self.stages[s].members, &self.stages[*o].members);
@@ -243,7 +250,7 @@ impl Layout {
     pub fn schedule(&self, p: &Problem, method: &Method, name: ScheduleName, timing: &Timing) -> Result<Schedule> {
         let workers = self.workers();
         let schedule = match name {
-            ScheduleName::Interleaved if workers > 0 && self.stages.len() % workers == 0 => {
+            ScheduleName::Interleaved if workers > 0 && self.stages.len().is_multiple_of(workers) => {
                 order::interleaved(workers, self.stages.len() / workers, p.micro_batches())?
             }
             ScheduleName::Chimera if self.chains.len() == 2 => order::chimera(workers, p.micro_batches())?,

@@ -16,9 +16,9 @@ pub(super) enum Cut {
     MinMax,
 }
 
-/// Devices that backpropagate, or are made to, no more than there are layers.
-fn devices(p: &Problem) -> Result<(Vec<usize>, Vec<String>)> {
-    let mut all = p.capable();
+/// Devices that backpropagate, or are made to; a note on those that are left out.
+pub(super) fn capable(p: &Problem) -> Result<(Vec<usize>, Vec<String>)> {
+    let all = p.capable();
     if all.is_empty() {
         return Err(Error::invalid("no device can backpropagate; give one of kind `bp`, or the bp-free ones an fo_speed"));
     }
@@ -27,6 +27,12 @@ fn devices(p: &Problem) -> Result<(Vec<usize>, Vec<String>)> {
     if !left_out.is_empty() {
         notes.push(format!("without {}: bp-free, and no fo_speed says what backpropagation would cost", p.names(&left_out)));
     }
+    Ok((all, notes))
+}
+
+/// As [`capable`], no more than there are layers.
+pub(super) fn devices(p: &Problem) -> Result<(Vec<usize>, Vec<String>)> {
+    let (mut all, mut notes) = capable(p)?;
     if all.len() > p.layers() {
         notes.push(format!("the first {} devices only: there are no more layers", p.layers()));
         all.truncate(p.layers());
@@ -34,7 +40,8 @@ fn devices(p: &Problem) -> Result<(Vec<usize>, Vec<String>)> {
     Ok((all, notes))
 }
 
-fn ends(p: &Problem, devices: &[usize], cut: Cut) -> Result<Vec<usize>> {
+/// Ends of the stages of these devices.
+pub(super) fn ends(p: &Problem, devices: &[usize], cut: Cut) -> Result<Vec<usize>> {
     let (layers, stages) = (p.layers(), devices.len());
     match cut {
         Cut::Equal => Ok(split::equal(layers, stages)),

@@ -378,14 +378,7 @@ pub(super) struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    pub fn new(
-        w: &'a Workload,
-        placement: &'a [usize],
-        workers: usize,
-        timing: &'a Timing,
-        credits: Credits,
-        reserving: bool,
-    ) -> Self {
+    pub fn new(w: &'a Workload, placement: &'a [usize], workers: usize, timing: &'a Timing, credits: Credits, reserving: bool) -> Self {
         let stages = w.stages();
         let (groups, exits) = (w.groups_per_micro_batch(), w.exit_groups_per_micro_batch());
         let cut = w.cut();

@@ -186,7 +186,8 @@ impl Timing {
             }
         }
         for (pair, link) in std::iter::once((None, &self.links.default)).chain(self.links.pairs.iter().map(|(p, l)| (Some(*p), l))) {
-            let sound = link.latency_s.is_finite() && link.latency_s >= 0.0 && link.bytes_per_s > 0.0 && (0.0..=1.0).contains(&link.overlap);
+            let sound =
+                link.latency_s.is_finite() && link.latency_s >= 0.0 && link.bytes_per_s > 0.0 && (0.0..=1.0).contains(&link.overlap);
             if !sound {
                 let which = pair.map_or("the links".into(), |(a, b)| format!("the link from worker {a} to {b}"));
                 return Err(Error::invalid(format!(

@@ -74,7 +74,8 @@ impl Urgency {
         use Class::{Backward as B, Forward as F, Perturbed as P};
         let classes = [[B, F, P], [B, P, F], [F, B, P], [F, P, B], [P, B, F], [P, F, B]];
         let heads = [HeadOrder::BaseFirst, HeadOrder::MicroBatchFirst];
-        let limits = [(InFlight::Depth, Credits::for_workload(w)), (InFlight::Depth, Credits::ample(w)), (InFlight::All, Credits::ample(w))];
+        let limits =
+            [(InFlight::Depth, Credits::for_workload(w)), (InFlight::Depth, Credits::ample(w)), (InFlight::All, Credits::ample(w))];
         // Directions matter to the order only where there are any, and to the classes only where first-order stages take them.
         let classes: Vec<[Class; 3]> = match w.estimates() && w.readout == Readout::Loss {
             true => classes.to_vec(),
@@ -108,6 +109,9 @@ enum Track {
 
 const TRACKS: [Track; 9] =
     [Track::Dot, Track::Guide, Track::Loss, Track::Backward, Track::Base, Track::First, Track::Copies, Track::Weight, Track::Exit];
+
+/// Smaller is more urgent.
+type Key = (u32, u32, u32);
 
 struct StageTracks {
     /// Per track: how many have been started.
@@ -239,7 +243,12 @@ impl<'a> ByUrgency<'a> {
     /// Whether a micro-batch may enter a head whose slopes are read at the cut: so many wait for that at most. Decided where it enters; further
     /// down, a full lane could hold what is refused and lack what is waited for.
     fn admits(&self, w: &Workload, stage: usize, track: Track, m: u32) -> bool {
-        if stage != 0 || self.cut == 0 || w.readout != Readout::Cut || self.groups.is_empty() || !matches!(track, Track::Base | Track::Copies) {
+        if stage != 0
+            || self.cut == 0
+            || w.readout != Readout::Cut
+            || self.groups.is_empty()
+            || !matches!(track, Track::Base | Track::Copies)
+        {
             return true;
         }
         let copies = self.stages[0].copies.len().max(1);
@@ -248,8 +257,7 @@ impl<'a> ByUrgency<'a> {
         (m as usize) < entered || entered - read < self.urgency.credits.awaiting
     }
 
-    /// Smaller is more urgent.
-    fn key(&self, w: &Workload, stage: usize, track: Track, m: u32) -> (u32, u32, u32) {
+    fn key(&self, w: &Workload, stage: usize, track: Track, m: u32) -> Key {
         let class = |c: Class| 2 + self.urgency.classes.iter().position(|k| *k == c).unwrap_or(3) as u32;
         let rank = match track {
             Track::Dot | Track::Guide => return (0, 0, m),
@@ -272,7 +280,7 @@ impl<'a> ByUrgency<'a> {
 impl Order for ByUrgency<'_> {
     fn next(&mut self, state: &mut State<'_>, worker: usize) -> Option<Step> {
         let w = state.w;
-        let mut best: Option<((u32, u32, u32), usize, Track, Action)> = None;
+        let mut best: Option<(Key, usize, Track, Action)> = None;
         for &stage in &self.stages_of[worker] {
             for track in TRACKS {
                 let Some((m, action)) = self.action(w, stage, track) else { continue };
