@@ -3,7 +3,7 @@
 //! Workers are deterministic and talk over bounded channels with blocking sends and receives, so they form a Kahn network: whether it
 //! deadlocks does not depend on timing, and one untimed run decides it.
 
-use crate::ir::{Action, Lane, Payload, Readout, Schedule};
+use crate::ir::{Action, Group, Lane, Payload, Readout, Schedule, Workload};
 use std::collections::{HashMap, HashSet, VecDeque};
 use zofo_hal::{Error, Result};
 
@@ -34,27 +34,82 @@ pub(crate) fn coverage(schedule: &Schedule) -> Result<()> {
     if let Some((s, worker)) = schedule.placement.iter().enumerate().find(|(_, worker)| **worker >= schedule.workers()) {
         return Err(Error::invalid(format!("stage {s} is placed on worker {worker}, there are {}", schedule.workers())));
     }
-    let mut missing: Vec<HashSet<Action>> = (0..w.stages()).map(|s| w.expected(s).into_iter().collect()).collect();
-    let mut done: Vec<HashSet<Action>> = vec![HashSet::new(); w.stages()];
+    let mut expected: Vec<Expected> = (0..w.stages()).map(|s| Expected::new(w, s)).collect();
     for (worker, list) in schedule.lists.iter().enumerate() {
         for step in list {
             let (s, a) = (step.stage(), &step.action);
             if schedule.placement.get(s) != Some(&worker) {
                 return Err(Error::invalid(format!("worker {worker} does {a} of stage {s}, which it does not have")));
             }
-            if !missing[s].remove(a) {
-                let why = if done[s].contains(a) { "twice" } else { "that it has no part in" };
-                return Err(Error::invalid(format!("stage {s} does {a} {why}")));
+            let Some(place) = expected[s].place(w, a) else {
+                return Err(Error::invalid(format!("stage {s} does {a} that it has no part in")));
+            };
+            if std::mem::replace(&mut expected[s].done[place], true) {
+                return Err(Error::invalid(format!("stage {s} does {a} twice")));
             }
-            if let Some(r) = w.requires(s, a).into_iter().find(|r| !done[s].contains(r)) {
-                return Err(Error::invalid(format!("stage {s} does {a} before {r}")));
+            let first = match a {
+                Action::Update => expected[s].missing().find(|m| *m != Action::Update),
+                _ => w.requires(s, a).into_iter().find(|r| expected[s].place(w, r).is_none_or(|i| !expected[s].done[i])),
+            };
+            if let Some(first) = first {
+                return Err(Error::invalid(format!("stage {s} does {a} before {first}")));
             }
-            done[s].insert(*a);
         }
     }
-    match missing.into_iter().enumerate().find_map(|(s, left)| left.into_iter().min().map(|a| (s, a))) {
+    match expected.iter().enumerate().find_map(|(s, e)| e.missing().min().map(|a| (s, a))) {
         Some((s, a)) => Err(Error::invalid(format!("stage {s} never does {a}"))),
         None => Ok(()),
+    }
+}
+
+/// The actions of a stage, each in a place of its own: steps have millions of them.
+struct Expected {
+    actions: Vec<Option<Action>>,
+    done: Vec<bool>,
+}
+
+impl Expected {
+    fn new(w: &Workload, stage: usize) -> Self {
+        let mut all = Self { actions: Vec::new(), done: Vec::new() };
+        for a in w.expected(stage) {
+            if let Some(i) = Self::number(w, &a) {
+                if all.actions.len() <= i {
+                    all.actions.resize(i + 1, None);
+                }
+                all.actions[i] = Some(a);
+            }
+        }
+        all.done = vec![false; all.actions.len()];
+        all
+    }
+
+    fn number(w: &Workload, a: &Action) -> Option<usize> {
+        let groups = w.groups_per_micro_batch();
+        // The update, six actions of a micro-batch, and groups of three kinds.
+        let each = 6 + 2 * groups + w.exit_groups_per_micro_batch();
+        let group = |g: &Group, most: usize| Some(w.group_index(g)).filter(|i| *i < most);
+        let kind = match a {
+            Action::Update => return Some(0),
+            Action::Forward { .. } => 0,
+            Action::Loss { .. } => 1,
+            Action::Backward { .. } => 2,
+            Action::BackwardInput { .. } => 3,
+            Action::BackwardWeight { .. } => 4,
+            Action::Guide { .. } => 5,
+            Action::PerturbedForward(g) => 6 + group(g, groups)?,
+            Action::BoundaryDot(g) => 6 + groups + group(g, groups)?,
+            Action::ExitForward(g) => 6 + 2 * groups + group(g, w.exit_groups_per_micro_batch())?,
+        };
+        let m = a.micro_batch().filter(|m| *m < w.micro_batches)? as usize;
+        Some(1 + m * each + kind)
+    }
+
+    fn place(&self, w: &Workload, a: &Action) -> Option<usize> {
+        Self::number(w, a).filter(|i| self.actions.get(*i).is_some_and(|e| e.as_ref() == Some(a)))
+    }
+
+    fn missing(&self) -> impl Iterator<Item = Action> + '_ {
+        self.actions.iter().zip(&self.done).filter(|(_, done)| !**done).filter_map(|(a, _)| *a)
     }
 }
 

@@ -90,9 +90,19 @@ pub fn arrange_on(
 /// As [`arrange`].
 pub fn makespan(workload: &Workload, timing: &Timing, urgency: &Urgency) -> Result<Timeline> {
     let placement: Vec<usize> = (0..workload.stages()).collect();
-    let engine = Engine::new(workload, &placement, placement.len(), timing, urgency.credits, true);
-    let order = urgency::ByUrgency::new(workload, &placement, placement.len(), urgency);
-    engine.run(order).map(|(timeline, _)| timeline)
+    makespan_on(workload, &placement, placement.len(), timing, urgency)
+}
+
+/// The time of [`arrange_on`] without the order, for searches: `placement` and `timing` are taken as they are.
+pub(crate) fn makespan_on(w: &Workload, placement: &[usize], workers: usize, timing: &Timing, urgency: &Urgency) -> Result<Timeline> {
+    let engine = Engine::new(w, placement, workers, timing, urgency.credits, true);
+    engine.run(urgency::ByUrgency::new(w, placement, workers, urgency)).map(|(timeline, _)| timeline)
+}
+
+/// [`simulate`] for orders that are complete and causal by construction, for searches.
+pub(crate) fn replay(schedule: &Schedule, timing: &Timing) -> Result<Timeline> {
+    let engine = Engine::new(&schedule.workload, &schedule.placement, schedule.workers(), timing, schedule.credits, false);
+    engine.run(fixed::FixedOrder::new(&schedule.lists)).map(|(timeline, _)| timeline)
 }
 
 fn stuck(stage: usize, what: &str) -> Error {

@@ -7,7 +7,7 @@ pub use bubbles::{Bubbles, bubbles};
 
 use super::{Layout, Method, Outcome, Problem, Proposal, StageLayout, pipelines, ranked::drop_smallest, split};
 use crate::{
-    ir::{Credits, Role},
+    ir::{Credits, Role, Workload},
     order::ScheduleName,
     sim::{self, Class, HeadOrder, InFlight, Urgency},
 };
@@ -16,9 +16,9 @@ use std::collections::HashMap;
 use zofo_hal::{Error, Result};
 
 /// Candidates that a search may simulate.
-const SIMULATIONS: usize = 2_000;
-/// Passes of a micro-batch through a stage that all simulations together may have: about ten seconds' worth.
-const PASSES: usize = 1_000_000;
+const SIMULATIONS: usize = 200;
+/// Passes of a micro-batch through a stage that all simulations together may have.
+const PASSES: usize = 200_000;
 /// What counts as faster: rounding does not.
 const STRICTLY: f64 = 1.0 - 1e-9;
 
@@ -81,7 +81,7 @@ impl Candidate {
 
     /// The order that goes with the placement.
     fn order(&self, layout: &Layout) -> Order {
-        let workers = layout.placement.iter().max().map_or(0, |w| w + 1);
+        let workers = workers(layout);
         let dealt = layout.placement.iter().enumerate().all(|(s, w)| *w == s % workers) && layout.placement.len().is_multiple_of(workers);
         match self.order {
             Order::Named(ScheduleName::Interleaved) if !dealt => ANYWHERE,
@@ -101,24 +101,49 @@ impl Candidate {
         f64::from(p.micro_batches()) * busy.into_iter().fold(0.0, f64::max)
     }
 
+    /// What list scheduling is given.
+    fn listed(layout: &Layout, p: &Problem, first: Class, in_flight: InFlight, split_backward: bool) -> (Workload, Urgency) {
+        let mut w = layout.workload(p, &Method::FROZEN);
+        w.split_backward = split_backward;
+        let mut urgency = Urgency::frugal(&w);
+        (urgency.in_flight, urgency.credits, urgency.head) = (in_flight, Credits::ample(&w), HeadOrder::BaseFirst);
+        if first == Class::Forward {
+            urgency.classes = [Class::Forward, Class::Backward, Class::Perturbed];
+        }
+        (w, urgency)
+    }
+
+    /// Seconds of a step, if every device's memory is enough.
+    fn seconds(&self, p: &Problem) -> Result<f64> {
+        let layout = self.layout();
+        let timing = layout.timing(p);
+        let timeline = match self.order(&layout) {
+            Order::Named(name) => sim::replay(&layout.schedule(p, &Method::FROZEN, name, &timing)?, &timing)?,
+            Order::Listed { first, in_flight, split_backward } => {
+                let (w, urgency) = Self::listed(&layout, p, first, in_flight, split_backward);
+                sim::makespan_on(&w, &layout.placement, workers(&layout), &timing, &urgency)?
+            }
+        };
+        layout.devices(p, &timeline).map(|_| timeline.makespan)
+    }
+
+    /// The whole of what [`Candidate::seconds`] is the time of.
     fn simulate(&self, p: &Problem) -> Result<Outcome> {
         let layout = self.layout();
         match self.order(&layout) {
             Order::Named(name) => layout.simulate(p, &Method::FROZEN, name),
             Order::Listed { first, in_flight, split_backward } => {
-                let (mut w, timing) = (layout.workload(p, &Method::FROZEN), layout.timing(p));
-                w.split_backward = split_backward;
-                let mut urgency = Urgency::frugal(&w);
-                (urgency.in_flight, urgency.credits, urgency.head) = (in_flight, Credits::ample(&w), HeadOrder::BaseFirst);
-                if first == Class::Forward {
-                    urgency.classes = [Class::Forward, Class::Backward, Class::Perturbed];
-                }
-                let workers = layout.placement.iter().max().map_or(0, |w| w + 1);
-                let (schedule, _) = sim::arrange_on(&w, &layout.placement, workers, &timing, &urgency)?;
+                let timing = layout.timing(p);
+                let (w, urgency) = Self::listed(&layout, p, first, in_flight, split_backward);
+                let (schedule, _) = sim::arrange_on(&w, &layout.placement, workers(&layout), &timing, &urgency)?;
                 layout.run(p, schedule, &timing, ScheduleName::HybridopHead)
             }
         }
     }
+}
+
+fn workers(layout: &Layout) -> usize {
+    layout.placement.iter().max().map_or(0, |w| w + 1)
 }
 
 /// A candidate with its simulated seconds.
@@ -144,8 +169,8 @@ impl Search<'_> {
         }
         self.left -= 1;
         self.passes = self.passes.saturating_sub(candidate.ends.len() * self.p.micro_batches() as usize);
-        let seconds = match candidate.simulate(self.p) {
-            Ok(outcome) => outcome.makespan(),
+        let seconds = match candidate.seconds(self.p) {
+            Ok(seconds) => seconds,
             Err(e) => {
                 self.failure.get_or_insert(e);
                 f64::INFINITY

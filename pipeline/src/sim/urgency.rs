@@ -117,6 +117,8 @@ struct StageTracks {
     /// Per track: how many have been started.
     next: [usize; 9],
     total: [usize; 9],
+    /// Tracks that the stage has.
+    tracks: Vec<Track>,
     /// Directions of micro-batch 0 in order, less the group that the base pass takes along.
     copies: Vec<Group>,
     updated: bool,
@@ -161,11 +163,12 @@ impl<'a> ByUrgency<'a> {
                     a[*i] = *n;
                     a
                 });
+                let tracks = TRACKS.into_iter().filter(|t| total[*t as usize] > 0).collect();
                 let limit = match urgency.in_flight {
                     InFlight::All => all,
                     InFlight::Depth => all.min(w.tail() - s.min(w.tail())),
                 };
-                StageTracks { next: [0; 9], total, copies, updated: false, limit }
+                StageTracks { next: [0; 9], total, tracks, copies, updated: false, limit }
             })
             .collect();
         let mut stages_of = vec![Vec::new(); workers];
@@ -282,7 +285,7 @@ impl Order for ByUrgency<'_> {
         let w = state.w;
         let mut best: Option<(Key, usize, Track, Action)> = None;
         for &stage in &self.stages_of[worker] {
-            for track in TRACKS {
+            for &track in &self.stages[stage].tracks {
                 let Some((m, action)) = self.action(w, stage, track) else { continue };
                 let key = self.key(w, stage, track, m);
                 let exact = stage >= self.cut && stage < w.tail();
