@@ -12,7 +12,10 @@ import argparse
 import os
 import sys
 
-from timing import measure
+from timing import measure, serve
+
+# Tokens of rows of AG News; lengths.py counted them.
+AG_NEWS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../src/cases/ag_news.txt")
 
 # SmolLM2-135M.
 SHAPES = dict(
@@ -58,6 +61,63 @@ def load_adapted(args, types):
     return model, ids, [p for p in model.parameters() if p.requires_grad]
 
 
+def ag_news(args, model):
+    """Batches padded to their longest sequence, as a tokenizer with `padding=True` makes them: ids, mask, and whether a token is text."""
+    import torch
+
+    with open(AG_NEWS) as file:
+        lengths = torch.tensor([int(n) for n in file.read().split()])
+    for part in lengths.split(args.sequences):
+        ids = torch.randint(0, model.config.vocab_size, (len(part), int(part.max())))
+        mask = (torch.arange(ids.shape[1]) < part[:, None]).long()
+        last = torch.arange(ids.shape[1]) == part[:, None] - 1
+        yield ids, mask, last
+
+
+def forward_loss_text(args, types):
+    import torch
+
+    model, _ = load(args, types)
+    model.eval()
+    batches = [(ids, mask, ids.masked_fill(mask == 0, -100)) for ids, mask, _ in ag_news(args, model)]
+
+    @torch.no_grad()
+    def run():
+        for ids, mask, labels in batches:
+            model(input_ids=ids, attention_mask=mask, labels=labels).loss.item()
+
+    return run
+
+
+def first_order_text(args, types):
+    model, _, parameters = load_adapted(args, types)
+    model.train()
+    step = training_step(model, parameters)
+    batches = [dict(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(~last, -100)) for ids, mask, last in ag_news(args, model)]
+
+    def run():
+        for batch in batches:
+            step(batch)
+
+    return run
+
+
+def training_step(model, parameters):
+    import torch
+
+    optimiser = torch.optim.AdamW(parameters, lr=1e-4)
+
+    def step(batch):
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        loss.item()
+
+    return step
+
+
 def forward_loss(args, types):
     import torch
 
@@ -72,24 +132,13 @@ def forward_loss(args, types):
 
 
 def first_order(args, types, last_only):
-    import torch
-
     model, ids, parameters = load_adapted(args, types)
     model.train()
     labels = ids.clone()
     if last_only:
         labels[:, :-1] = -100
-    optimiser = torch.optim.AdamW(parameters, lr=1e-4)
-
-    def run():
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
-        loss.item()
-
-    return run
+    step = training_step(model, parameters)
+    return lambda: step(dict(input_ids=ids, labels=labels))
 
 
 def zeroth_order(args, types, two_sided):
@@ -141,6 +190,7 @@ def main():
     parser.add_argument("--types", default="f32,bf16")
     parser.add_argument("--only", default="", help="parts of the names of cases, with commas between")
     parser.add_argument("--directions", type=int, default=4)
+    parser.add_argument("--serve", metavar="GROUP", help="the case of this whole name, for turns.py")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
@@ -150,15 +200,22 @@ def main():
     print(versions, file=sys.stderr)
     for types in args.types.split(","):
         batch = f"{types}/{args.sequences}x{args.tokens}"
+        with open(AG_NEWS) as file:
+            lengths = [int(n) for n in file.read().split()]
+        text = f"{types}/ag-news-{len(lengths)}"
         for group, who, prepare, *more in (
             (f"forward-loss/{batch}", "pytorch", forward_loss),
             (f"fo-step-qv/{batch}", "pytorch+peft", first_order, False),
             (f"fo-step-qv-last/{batch}", "pytorch+peft", first_order, True),
             (f"zo-step-qv/{batch}xq{args.directions}", "pytorch+mezo", zeroth_order, False),
             (f"zo-step-qv/{batch}x2-sided", "pytorch+mezo", zeroth_order, True),
+            (f"forward-loss/{text}", "pytorch+padded", forward_loss_text),
+            (f"fo-step-qv-last/{text}", "pytorch+peft+padded", first_order_text),
         ):
-            if not wanted or any(w in group for w in wanted):
-                tokens = args.sequences * args.tokens
+            tokens = sum(lengths) if text in group else args.sequences * args.tokens
+            if group == args.serve:
+                return serve(f"{group}/{who}", tokens, prepare, args, types, *more)
+            if not args.serve and (not wanted or any(w in group for w in wanted)):
                 measure(group, who, tokens, args.rounds, args.threads, prepare, args, types, *more)
 
 

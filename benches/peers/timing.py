@@ -1,9 +1,10 @@
-"""What the scripts have in common: medians in a process per case, as JSON lines that name cases as zofo-benches does."""
+"""What the scripts have in common: cases named as zofo-benches names them, timed in a process of their own or served to who asks for turns."""
 
 import json
 import multiprocessing
 import resource
 import statistics
+import sys
 import time
 
 
@@ -21,6 +22,19 @@ def measure(group, who, tokens, rounds, threads, prepare, *arguments):
     if "seconds" in line:
         line["tokens_per_second"] = round(tokens / line["seconds"], 1)
     print(json.dumps({"group": group, "who": who, "threads": threads, "rounds": rounds, **line}), flush=True)
+
+
+def serve(name, tokens, prepare, *arguments):
+    """The other side of `turns.py`, as `report --serve` is: each line that is read asks for so many seconds of runs, at least one."""
+    run = prepare(*arguments)
+    run()
+    print(json.dumps({"ready": name}), flush=True)
+    for line in sys.stdin:
+        start, runs = time.perf_counter(), 0
+        while runs == 0 or time.perf_counter() - start < float(line):
+            run()
+            runs += 1
+        print(json.dumps({"runs": runs, "seconds": time.perf_counter() - start, "amount": tokens}), flush=True)
 
 
 def _wait(results, process):

@@ -48,6 +48,8 @@ pub enum Unit {
     Elements(u64),
     /// Tokens of the batch, whatever is done with them.
     Tokens(u64),
+    /// Ops submitted to a queue.
+    Ops(u64),
 }
 
 /// What one run does.
@@ -89,7 +91,7 @@ impl Work {
         match self.unit {
             Unit::Flops => self.flops,
             Unit::Bytes => self.bytes,
-            Unit::Elements(n) | Unit::Tokens(n) => n,
+            Unit::Elements(n) | Unit::Tokens(n) | Unit::Ops(n) => n,
         }
     }
 

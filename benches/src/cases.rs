@@ -3,10 +3,13 @@
 mod attention;
 mod ceilings;
 mod elementwise;
+mod loaded;
 mod lora;
 mod matmul;
 mod model;
+mod overhead;
 mod perturb;
+mod text;
 
 use crate::{Case, Subject};
 
@@ -26,6 +29,8 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "attention", cases: attention::cases },
     Suite { name: "lora", cases: lora::cases },
     Suite { name: "matmul", cases: matmul::cases },
+    Suite { name: "overhead", cases: overhead::cases },
+    Suite { name: "text", cases: text::cases },
     Suite { name: "model", cases: model::cases },
 ];
 

@@ -79,6 +79,13 @@ pub fn selected() -> Result<Vec<Subject>> {
 }
 
 impl Subject {
+    /// The same kind of device with one thread, where it has more and is of the table.
+    pub fn single_threaded(&self) -> Option<DeviceRef> {
+        let name = self.who.strip_prefix("zofo-")?;
+        let factory = factories().into_iter().find(|f| f.name == name).filter(|_| threads() > 1)?;
+        (factory.open)(1).ok()
+    }
+
     /// A case that runs one op, or none where the device lacks it. `variant` tells cases of one group apart that are all this device's.
     pub fn op(&self, group: &str, variant: &str, work: Work, build: impl Fn(&mut Lab) -> Result<Op<TensorArg>> + 'static) -> Option<Case> {
         let who = if variant.is_empty() { self.who.clone() } else { format!("{}+{variant}", self.who) };

@@ -10,6 +10,7 @@ pub mod paired;
 #[cfg(any(feature = "peers", feature = "peers-candle"))]
 mod peers;
 mod random;
+pub mod serve;
 pub mod shapes;
 mod synthetic;
 

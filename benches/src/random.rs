@@ -1,6 +1,5 @@
 //! Seeded numbers in the form that files have them.
 
-use crate::shapes;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use zofo_hal::{
     DType, Error, Result,
@@ -42,11 +41,11 @@ pub fn floats(seed: u64, dtype: DType, count: usize, deviation: f32) -> Result<V
     })
 }
 
-/// `count` tokens of the vocabulary.
-pub fn tokens(seed: u64, count: usize) -> Result<Vec<u32>> {
+/// `count` tokens of a vocabulary of so many.
+pub fn tokens(seed: u64, count: usize, vocab: usize) -> Result<Vec<u32>> {
     let mut words = vec![0; count];
     noise(seed)?.words_into(0, 0, &mut words);
-    Ok(words.into_iter().map(|w| w % shapes::VOCAB as u32).collect())
+    Ok(words.into_iter().map(|w| w % vocab as u32).collect())
 }
 
 /// A weight `[rows, cols]`: numbers of deviation 1 / sqrt(cols), so that a product has that of its input.

@@ -70,3 +70,8 @@ pub fn model() -> ModelConfig {
         eos: vec![2],
     }
 }
+
+/// A model so small that its ops are mostly what comes with an op: stories260K by its shapes.
+pub fn tiny() -> ModelConfig {
+    ModelConfig { vocab: 512, hidden: 64, layers: 5, heads: 8, kv_heads: 4, head_dim: 8, intermediate: 172, max_positions: 512, ..model() }
+}

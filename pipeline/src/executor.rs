@@ -80,6 +80,8 @@ pub struct Setup {
     pub positions: usize,
     /// The largest micro-batch to come, where it is known: workers then make room once, and [`Executor::planned_bytes`] knows how much.
     pub capacity: Option<Capacity>,
+    /// Whether first-order stages recompute activations in the backward pass, see [`SliceSpec::recompute`].
+    pub recompute: bool,
 }
 
 impl Setup {
@@ -87,7 +89,8 @@ impl Setup {
     pub fn new(plan: Plan, devices: Vec<StageDevice>, source: SharedSource, adapter: HostAdapter, estimator: EstimatorSpec) -> Self {
         let positions = source.config().max_positions.min(SliceSpec::POSITIONS);
         let (first_order, zeroth_order) = (Rule::ADAMW, Rule::ADAMW);
-        Self { plan, devices, source, adapter, estimator, first_order, zeroth_order, clip: 0.0, seed: 0, positions, capacity: None }
+        let (clip, seed, capacity, recompute) = (0.0, 0, None, false);
+        Self { plan, devices, source, adapter, estimator, first_order, zeroth_order, clip, seed, positions, capacity, recompute }
     }
 }
 

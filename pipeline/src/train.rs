@@ -73,6 +73,9 @@ pub struct TrainSpec {
     pub capacity: Option<Capacity>,
     /// Tokens of the longest sequence; `None` is what [`zofo_ops::llama::SliceSpec`] takes by itself.
     pub positions: Option<usize>,
+    /// Whether first-order stages keep each layer's input alone and recompute the rest in the backward pass: less memory for more time, the
+    /// same bits.
+    pub recompute: bool,
 }
 
 impl TrainSpec {
@@ -89,6 +92,7 @@ impl TrainSpec {
             seed: 0,
             capacity: None,
             positions: None,
+            recompute: false,
         }
     }
 
@@ -201,7 +205,7 @@ impl Session {
         let mut setup = Setup::new(plan, devices, source, adapter, spec.estimator.clone());
         setup.first_order = spec.first_order.rule;
         setup.zeroth_order = spec.zeroth_order.rule;
-        (setup.clip, setup.seed, setup.capacity) = (spec.clip, spec.seed, spec.capacity);
+        (setup.clip, setup.seed, setup.capacity, setup.recompute) = (spec.clip, spec.seed, spec.capacity, spec.recompute);
         if let Some(positions) = spec.positions {
             setup.positions = positions;
         }

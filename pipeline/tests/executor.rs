@@ -47,21 +47,53 @@ fn first_order_over_k_stages_is_first_order_on_one_bit_for_bit() {
     }
 }
 
+#[test]
+fn recomputing_changes_no_bit() {
+    for (stages, schedule) in (1..=3).flat_map(|n| [(n, ScheduleName::Gpipe), (n, ScheduleName::HybridopHead)]) {
+        let [kept, recomputed] = [false, true].map(|recompute| {
+            let (cluster, e) = (Cluster::virtual_cpus(0, stages), tangent(1));
+            let mut request = PlanRequest::new(&cluster, 4, 3, &e);
+            request.schedule = (stages > 1).then_some(schedule);
+            let mut spec = TrainSpec::new(lora(&ALL), e.clone(), 1e-2, 1e-2);
+            spec.recompute = recompute;
+            let start = warm(&spec.lora);
+            let mut s = Session::start_from(request.plan().unwrap(), devices(&cluster, DType::F32, false), model(), spec, start).unwrap();
+            let losses = [0, 1].map(|i| s.step(&batch(5, i)).unwrap().loss.to_bits());
+            (losses, s.adapter().unwrap())
+        });
+        assert_eq!(kept, recomputed, "{stages} stages, {schedule:?}");
+    }
+}
+
+/// Every micro-batch's activations are held at once under gpipe; recomputed ones are those of one layer of one micro-batch.
+#[test]
+fn recomputing_plans_less_memory() {
+    let planned = |recompute| {
+        let (cluster, e) = (Cluster::virtual_cpus(0, 1), tangent(1));
+        let mut spec = TrainSpec::new(lora(&QV), e.clone(), 1e-2, 1e-2);
+        (spec.recompute, spec.capacity) = (recompute, Some(capacity_of(&batch(8, 0), 4).unwrap()));
+        Session::start(plan(&cluster, 4, &e), devices(&cluster, DType::F32, false), model(), spec).unwrap().planned_bytes().unwrap()
+    };
+    let [kept, recomputed] = [planned(false), planned(true)];
+    assert!(recomputed < kept, "{recomputed} with recomputation, {kept} without");
+}
+
 /// What a rehearsal counts is what the steps then take, and they take it once.
 #[test]
 fn memory_is_planned() {
-    let all: Vec<_> = EstimatorName::ALL.iter().map(|(_, name)| (*name, 2)).chain([(EstimatorName::CutTangent, 0)]).collect();
-    for (name, zeroth_order) in all {
+    let all = EstimatorName::ALL.iter().map(|(_, name)| (*name, 2)).chain([(EstimatorName::CutTangent, 0)]);
+    for ((name, zeroth_order), recompute) in all.flat_map(|a| [(a, false), (a, true)]) {
         let e = EstimatorSpec::new(name, 3);
         let (cluster, exact) = (Cluster::virtual_cpus(zeroth_order, 2), name == EstimatorName::Oracle);
         let mut spec = TrainSpec::new(lora(&ALL), e.clone(), 1e-2, 1e-2);
         let steps: Vec<_> = (0..3).map(|i| batch(4 + i as usize, i)).collect();
         spec.capacity = steps.iter().map(|b| capacity_of(b, 2).unwrap()).reduce(Capacity::max);
+        spec.recompute = recompute;
         let mut s = Session::start(plan(&cluster, 2, &e), devices(&cluster, DType::F32, exact), model(), spec).unwrap();
         let planned = s.planned_bytes().unwrap() as f64;
         let held: Vec<u64> = steps.iter().map(|b| s.step(b).map(|_| s.device_bytes()).unwrap()).collect();
-        assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{name:?}: {planned} planned, {held:?} held");
-        assert!(held.iter().all(|h| *h == held[0]), "{name:?}: {held:?}");
+        assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{name:?}, {recompute}: {planned} planned, {held:?} held");
+        assert!(held.iter().all(|h| *h == held[0]), "{name:?}, {recompute}: {held:?}");
     }
 }
 

@@ -6,7 +6,7 @@ use zofo_benches::{
     Case, Unit, Work,
     cases::{SUITES, Suite, suite},
     ceiling::{Ceilings, Probe},
-    paired, selected, threads,
+    paired, selected, serve, threads,
 };
 use zofo_hal::Result;
 
@@ -22,13 +22,21 @@ struct Args {
     /// Only these suites, with commas between
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Only the case GROUP/WHO, run for as many seconds as a line of the input says: see `peers/turns.py`
+    #[arg(long, value_name = "GROUP/WHO")]
+    serve: Option<String>,
 }
 
 /// Ceilings before and after a group that differ by more than this say that something else was running.
 const STEADY: f64 = 0.9;
 
 fn main() -> ExitCode {
-    match report(&Args::parse()) {
+    let args = Args::parse();
+    let done = match &args.serve {
+        Some(name) => serve::find(name).and_then(|case| serve::serve(&case, std::io::stdin().lock(), std::io::stdout())),
+        None => report(&args),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("report: {e}");
@@ -117,5 +125,6 @@ fn rate(work: &Work, seconds: f64) -> String {
         Unit::Bytes => format!("{:.1} GB/s", rate / 1e9),
         Unit::Elements(_) => format!("{:.2} G/s", rate / 1e9),
         Unit::Tokens(_) => format!("{rate:.1} tok/s"),
+        Unit::Ops(n) => format!("{:.2} us/op of {n}", 1e6 / rate),
     }
 }

@@ -106,7 +106,7 @@ impl List<'_> {
         let (rows, d) = (shapes::ROWS, shapes::HIDDEN);
         let work = Work::bytes(rows * d * (dtype.block().1 + 4));
         self.add(&Id::group("embedding", dtype.name(), &[rows, d]), "", work, move |lab| {
-            let ids = lab.u32s(&random::tokens(7, rows)?)?;
+            let ids = lab.u32s(&random::tokens(7, rows, shapes::VOCAB)?)?;
             // Tied to the head, as in the model.
             let table = lab.weight(dtype, shapes::VOCAB, d, Uses::ALL)?;
             Ok(Embedding::new(ids, table, lab.output(DType::F32, rows, d)?).into())
@@ -119,7 +119,7 @@ impl List<'_> {
         let work = |products: usize| Work::flops(2 * products * LABELS * d * v, v * d * dtype.block().1).with(arithmetic);
         let labels = move |lab: &mut Lab| -> Result<[TensorArg; 2]> {
             let every: Vec<u32> = (0..LABELS).map(|i| (i * rows / LABELS) as u32).collect();
-            Ok([lab.u32s(&every)?, lab.u32s(&random::tokens(8, LABELS)?)?])
+            Ok([lab.u32s(&every)?, lab.u32s(&random::tokens(8, LABELS, shapes::VOCAB)?)?])
         };
         for (variant, copies) in FORMS {
             let c = copies.total();

@@ -1,25 +1,24 @@
 //! A whole model of random weights, SmolLM2-135M by its shapes: forward, both kinds of training step, prefill and decoding.
 
-use crate::{Arithmetic, Case, Run, Subject, Unit, Work, random, shapes, synthetic::Synthetic};
+use super::loaded::{FirstOrder, Labels, Loaded, SEED, Types, load};
+use crate::{Case, Run, Subject, Unit, Work, random, shapes, synthetic::Synthetic};
 use std::env;
 use zofo_hal::{
     DType, DeviceRef, Result,
     op::Copies,
-    perturb::{Direction, Distribution, Domain, NoiseParams, Projection},
+    perturb::{Direction, Distribution, Domain, NoiseParams},
 };
 use zofo_ops::{
-    Runner,
-    batch::{DeviceBatch, MicroBatch, Sequence},
-    llama::{CachedInput, Factors, Importer, Input, KvCache, Perturbation, Slice, SliceSpec},
-    lora::{Adapters, GradScope, LoraSpec, Targets},
-    optim::{Optimiser, Rule, ZoStep, clip},
+    batch::DeviceBatch,
+    llama::{CachedInput, Factors, Input, KvCache, Perturbation, SliceSpec},
+    lora::Adapters,
+    optim::{Optimiser, Rule, ZoStep},
 };
 
 /// Tokens of a prompt.
 const PROMPT: usize = 512;
 /// Tokens that a decoded one sees.
 const CONTEXT: usize = 128;
-const SEED: u64 = 1;
 const EPSILON: f32 = 1e-3;
 
 /// Directions of a zeroth-order step: `ZOFO_BENCH_DIRECTIONS`, or 4.
@@ -27,14 +26,7 @@ fn directions() -> u32 {
     env::var("ZOFO_BENCH_DIRECTIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(4)
 }
 
-/// Types of a model.
-#[derive(Clone, Copy)]
-struct Types {
-    weights: DType,
-    compute: DType,
-}
-
-const TRAINING: [Types; 2] = [Types { weights: DType::F32, compute: DType::F32 }, Types { weights: DType::Bf16, compute: DType::Bf16 }];
+const TRAINING: [Types; 2] = [Types::F32, Types::BF16];
 
 const INFERENCE: [Types; 5] = [
     TRAINING[0],
@@ -44,38 +36,27 @@ const INFERENCE: [Types; 5] = [
     Types { weights: DType::Q4_1, compute: DType::F32 },
 ];
 
-/// Which tokens carry a label.
-#[derive(Clone, Copy)]
-enum Labels {
-    /// Every token but the first, as in language modelling.
-    All,
-    /// The last of each sequence, as in classification.
-    Last,
-}
-
-impl Labels {
-    fn count(self) -> usize {
-        match self {
-            Self::All => shapes::SEQUENCES * (shapes::TOKENS - 1),
-            Self::Last => shapes::SEQUENCES,
-        }
-    }
-}
-
 pub fn cases(subjects: &[Subject]) -> Vec<Case> {
     let mut cases = Vec::new();
     for types in TRAINING {
         let batch = format!("{}/{}x{}", types.weights, shapes::SEQUENCES, shapes::TOKENS);
         let q = directions();
         let tokens = Unit::Tokens(shapes::ROWS as u64);
-        let mut add = |group: String, variant: &str, work: Work, prepare: fn(Loaded) -> Result<Run>, labels| {
+        let mut add = |group: String, variant: &str, work: Work, prepare: fn(Loaded, DeviceBatch) -> Result<Run>, labels: Labels| {
             for s in subjects {
                 let who = if variant.is_empty() { s.who.clone() } else { format!("{}+{variant}", s.who) };
                 let (device, work) = (s.device.clone(), types.work(work).per(tokens));
-                cases.push(Case::new(&group, who, work, move || prepare(Loaded::new(&device, types, labels)?)));
+                cases.push(Case::new(&group, who, work, move || {
+                    let mut model = Loaded::new(&device, &shapes::model(), types)?;
+                    let ids = random::tokens(SEED, shapes::ROWS, shapes::VOCAB)?;
+                    let sequences: Vec<_> = ids.chunks(shapes::TOKENS).map(|ids| labels.on(ids.to_vec())).collect();
+                    let batch = model.batch(&sequences)?;
+                    prepare(model, batch)
+                }));
             }
         };
-        let (all, last) = (Flops::of(Labels::All), Flops::of(Labels::Last));
+        let lengths = [shapes::TOKENS; shapes::SEQUENCES];
+        let (all, last) = (Flops::of(&lengths, Labels::All), Flops::of(&lengths, Labels::Last));
         add(format!("forward-loss/{batch}"), "", all.forward(), forward_loss, Labels::All);
         add(format!("fo-step-qv/{batch}"), "", all.first_order(), first_order, Labels::All);
         add(format!("fo-step-qv-last/{batch}"), "", last.first_order(), first_order, Labels::Last);
@@ -103,14 +84,8 @@ pub fn cases(subjects: &[Subject]) -> Vec<Case> {
     cases
 }
 
-impl Types {
-    fn work(self, work: Work) -> Work {
-        work.with(if self.compute == DType::Bf16 { Arithmetic::Bf16 } else { Arithmetic::F32 })
-    }
-}
-
 /// Operations of a batch; adapters of rank 8 do not count.
-struct Flops {
+pub struct Flops {
     linear: usize,
     head: usize,
     attention: usize,
@@ -132,17 +107,20 @@ impl Flops {
         4 * shapes::LAYERS * shapes::HEADS * shapes::HEAD_DIM * sequences * tokens * (tokens + 1) / 2
     }
 
-    fn of(labels: Labels) -> Self {
-        let attention = Self::attention(shapes::SEQUENCES, shapes::TOKENS);
-        Self { linear: shapes::ROWS * Self::LINEAR, head: Self::head(labels.count()), attention }
+    /// Of sequences of these lengths.
+    pub fn of(lengths: &[usize], labels: Labels) -> Self {
+        let sum = |f: &dyn Fn(usize) -> usize| lengths.iter().map(|n| f(*n)).sum();
+        let linear = sum(&|n| n * Self::LINEAR);
+        let head = sum(&|n| Self::head(labels.count(n)));
+        Self { linear, head, attention: sum(&|n| Self::attention(1, n)) }
     }
 
-    fn forward(&self) -> Work {
+    pub fn forward(&self) -> Work {
         Work::flops(self.linear + self.head + self.attention, 0)
     }
 
     /// Gradients of activations alone; the head forms its logits again.
-    fn first_order(&self) -> Work {
+    pub fn first_order(&self) -> Work {
         Work::flops(2 * self.linear + 3 * self.head + self.attention * 7 / 2, 0)
     }
 
@@ -159,77 +137,26 @@ impl Flops {
     }
 }
 
-fn load(device: &DeviceRef, types: Types, spec: SliceSpec) -> Result<(Runner, Slice)> {
-    let mut runner = Runner::new(device.clone())?;
-    let source = Synthetic::new(shapes::model(), types.weights);
-    let slice = Slice::load(&mut runner, &mut Importer::new(), &source, &spec.with_compute(types.compute))?;
-    Ok((runner, slice))
+fn forward_loss(mut model: Loaded, batch: DeviceBatch) -> Result<Run> {
+    Ok(Box::new(move || model.forward_loss(&batch)))
 }
 
-/// A model with adapters of q and v, and a batch.
-struct Loaded {
-    runner: Runner,
-    slice: Slice,
-    adapters: Adapters,
-    batch: DeviceBatch,
+fn first_order(model: Loaded, batch: DeviceBatch) -> Result<Run> {
+    let mut model = FirstOrder::new(model)?;
+    Ok(Box::new(move || model.step(&batch)))
 }
 
-impl Loaded {
-    fn new(device: &DeviceRef, types: Types, labels: Labels) -> Result<Self> {
-        let config = shapes::model();
-        let (mut runner, slice) = load(device, types, SliceSpec::whole(&config).with_backward())?;
-        let spec = LoraSpec::new(shapes::RANK, 16.0, Targets::from(&[Projection::Q, Projection::V][..]));
-        let adapters = Adapters::init(&mut runner, &slice, &spec, SEED)?;
-        let first = match labels {
-            Labels::All => 1,
-            Labels::Last => shapes::TOKENS - 1,
-        };
-        let ids = random::tokens(SEED, shapes::ROWS)?;
-        let sequences: Vec<Sequence> = ids.chunks(shapes::TOKENS).map(|ids| Sequence::predicting(ids.to_vec(), first)).collect();
-        let host = MicroBatch::pack(&config, &sequences)?;
-        let batch = DeviceBatch::from_host(&mut runner, &host, 1.0 / host.labels() as f32)?;
-        Ok(Self { runner, slice, adapters, batch })
-    }
+fn zeroth_order_value(model: Loaded, batch: DeviceBatch) -> Result<Run> {
+    zeroth_order(model, batch, Copies::value(directions(), true))
 }
 
-fn forward_loss(model: Loaded) -> Result<Run> {
-    let Loaded { mut runner, slice, batch, .. } = model;
-    let adapters = Adapters::none();
-    Ok(Box::new(move || {
-        let h = slice.forward(&mut runner, &batch, &adapters, Input::Tokens)?;
-        slice.loss(&mut runner, &batch, &h, Copies::BASE, false)?.sums(&mut runner).map(drop)
-    }))
-}
-
-fn first_order(model: Loaded) -> Result<Run> {
-    let Loaded { mut runner, slice, mut adapters, batch } = model;
-    adapters.enable_grads(&mut runner, GradScope::All)?;
-    let mut optimiser = Optimiser::first_order(&mut runner, &adapters, Rule::ADAMW)?;
-    Ok(Box::new(move || {
-        let (h, saved) = slice.forward_saving(&mut runner, &batch, &adapters, Input::Tokens, false)?;
-        let loss = slice.loss(&mut runner, &batch, &h, Copies::BASE, true)?;
-        loss.sums(&mut runner)?;
-        if let Some(saved_loss) = loss.saved {
-            let dh = slice.loss_backward(&mut runner, &batch, saved_loss)?;
-            slice.backward(&mut runner, &batch, &adapters, saved, &dh)?;
-        }
-        let (_, scale) = clip(&optimiser.sum_squares(&mut runner)?, 1.0);
-        optimiser.step(&mut runner, 1e-4, scale)?;
-        adapters.zero_grad(&mut runner)
-    }))
-}
-
-fn zeroth_order_value(model: Loaded) -> Result<Run> {
-    zeroth_order(model, Copies::value(directions(), true))
-}
-
-fn zeroth_order_tangent(model: Loaded) -> Result<Run> {
-    zeroth_order(model, Copies::tangent(directions()))
+fn zeroth_order_tangent(model: Loaded, batch: DeviceBatch) -> Result<Run> {
+    zeroth_order(model, batch, Copies::tangent(directions()))
 }
 
 /// A step on the losses of all copies, A and B perturbed.
-fn zeroth_order(model: Loaded, copies: Copies) -> Result<Run> {
-    let Loaded { mut runner, slice, adapters, batch } = model;
+fn zeroth_order(model: Loaded, batch: DeviceBatch, copies: Copies) -> Result<Run> {
+    let Loaded { mut runner, slice, adapters } = model;
     let noise = NoiseParams::new(SEED, 0, Direction::default(), EPSILON);
     let perturbation = Perturbation::new(&mut runner, &noise, Factors::Ab, Distribution::Gaussian)?;
     let mut optimiser = Optimiser::zeroth_order(&mut runner, &adapters, Rule::SGD, Factors::Ab)?;
@@ -251,9 +178,9 @@ fn zeroth_order(model: Loaded, copies: Copies) -> Result<Run> {
 
 /// Logits behind a prompt.
 fn prefill(device: &DeviceRef, types: Types) -> Result<Run> {
-    let (mut runner, slice) = load(device, types, SliceSpec::whole(&shapes::model()))?;
+    let (mut runner, slice) = load(device, &shapes::model(), types, SliceSpec::whole(&shapes::model()))?;
     let mut cache = KvCache::new(&mut runner, &slice, PROMPT)?;
-    let (ids, adapters) = (random::tokens(SEED, PROMPT)?, Adapters::none());
+    let (ids, adapters) = (random::tokens(SEED, PROMPT, shapes::VOCAB)?, Adapters::none());
     Ok(Box::new(move || {
         cache.truncate(0);
         let h = slice.forward_cached(&mut runner, &adapters, &mut cache, CachedInput::Tokens(&ids))?;
@@ -264,9 +191,9 @@ fn prefill(device: &DeviceRef, types: Types) -> Result<Run> {
 
 /// Logits behind one more token.
 fn decode(device: &DeviceRef, types: Types) -> Result<Run> {
-    let (mut runner, slice) = load(device, types, SliceSpec::whole(&shapes::model()))?;
+    let (mut runner, slice) = load(device, &shapes::model(), types, SliceSpec::whole(&shapes::model()))?;
     let mut cache = KvCache::new(&mut runner, &slice, CONTEXT + 1)?;
-    let (ids, adapters) = (random::tokens(SEED, CONTEXT + 1)?, Adapters::none());
+    let (ids, adapters) = (random::tokens(SEED, CONTEXT + 1, shapes::VOCAB)?, Adapters::none());
     slice.forward_cached(&mut runner, &adapters, &mut cache, CachedInput::Tokens(&ids[..CONTEXT]))?;
     Ok(Box::new(move || {
         cache.truncate(CONTEXT);

@@ -20,8 +20,9 @@ pub fn cases(group: &str, work: Work) -> Option<Case> {
 fn forward_loss() -> Result<Run> {
     let (model, labels) = (Model::load().map_err(error)?, shapes::SEQUENCES * (shapes::TOKENS - 1));
     let hidden = tensor(&random::normals(2, labels * shapes::HIDDEN, 1.0)?, (labels, shapes::HIDDEN)).map_err(error)?;
-    let targets = Tensor::new(random::tokens(3, labels)?, &Device::Cpu).map_err(error)?;
-    let ids = Tensor::from_vec(random::tokens(1, shapes::ROWS)?, (shapes::SEQUENCES, shapes::TOKENS), &Device::Cpu).map_err(error)?;
+    let targets = Tensor::new(random::tokens(3, labels, shapes::VOCAB)?, &Device::Cpu).map_err(error)?;
+    let ids = Tensor::from_vec(random::tokens(1, shapes::ROWS, shapes::VOCAB)?, (shapes::SEQUENCES, shapes::TOKENS), &Device::Cpu)
+        .map_err(error)?;
     Ok(Box::new(move || {
         let loss = || -> candle_core::Result<f32> {
             let mut cache = Cache::new(false, DType::F32, &model.config, &Device::Cpu)?;

@@ -4,7 +4,7 @@ use alloc::format;
 
 use zofo_hal::{
     DType, Error, Result, TensorArg,
-    op::{AttentionBackward, LoraMatMulBackward, MatMul, Orientation, Pairing, RmsNormBackward, Rope, SwiGluBackward},
+    op::{AttentionBackward, Copies, LoraMatMulBackward, MatMul, Orientation, Pairing, RmsNormBackward, Rope, SwiGluBackward},
     perturb::Projection,
 };
 
@@ -25,7 +25,8 @@ const fn gradient_type(compute: DType) -> DType {
 
 impl Slice {
     /// Takes the gradient at the slice's end, f32 `[T, d]`, down through it. Gradients of the adapters are added to what they hold; the
-    /// gradient at the slice's input is returned where the forward pass was told so.
+    /// gradient at the slice's input is returned where the forward pass was told so. A slice that recomputes runs each layer forward again
+    /// first, with the adapters as they are: they must be those of the forward pass.
     ///
     /// # Errors
     /// `InvalidArgument` where `saved` is of another slice, or gradients were enabled after the forward pass; those of [`Runner::run`].
@@ -43,7 +44,13 @@ impl Slice {
         let mut dh = Gradient { tensor: dh.clone(), owned: false };
         for layer in self.layers.iter().rev() {
             // Each layer's activations are free again once it is done.
-            let Some(saved_layer) = saved.layers.pop() else { break };
+            let Some(mut saved_layer) = saved.layers.pop() else { break };
+            if self.spec.recompute
+                && let Some(input) = saved_layer.get(Kept::Stream1)
+            {
+                saved_layer = LayerSaved::new(&saved.plan, layer.index, adapters.trained(layer.index));
+                self.pass(runner, batch, adapters, Copies::BASE).recompute(layer, input, &mut saved_layer)?;
+            }
             let mut back = Backward { runner: &mut *runner, slice: self, batch, adapters, plan: &saved.plan, layer, saved: saved_layer };
             back.layer(&mut dh)?;
         }

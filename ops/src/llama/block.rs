@@ -15,7 +15,7 @@ use super::{
 /// The residual stream, f32, and what the last projection wrote and the next norm will add to it.
 pub(super) struct Stream {
     h: Act,
-    /// Whether `h` is a temporary of this pass that may be overwritten.
+    /// Whether `h` is a temporary of this pass that may be overwritten: nobody keeps it.
     owned: bool,
     pending: Option<Act>,
 }
@@ -24,11 +24,16 @@ impl Stream {
     pub fn new(h: Act, owned: bool) -> Self {
         Self { h, owned, pending: None }
     }
+
+    fn keep(&mut self, kept: Kept, saved: &mut LayerSaved) {
+        saved.put(kept, &self.h);
+        self.owned &= !saved.wants(kept);
+    }
 }
 
 impl Pass<'_> {
-    /// Adds what is pending and normalises, in one op. With `fresh` the old stream's buffer is left as it is.
-    fn norm(&mut self, stream: &mut Stream, gamma: &TensorArg, fresh: bool) -> Result<Act> {
+    /// Adds what is pending and normalises, in one op.
+    fn norm(&mut self, stream: &mut Stream, gamma: &TensorArg) -> Result<Act> {
         let eps = self.slice.config.rms_norm_eps;
         let d = self.slice.config.hidden;
         let Some(pending) = stream.pending.take() else {
@@ -39,7 +44,7 @@ impl Pass<'_> {
         };
         let before = stream.h.shared;
         let [h, pending] = self.meet([stream.h.clone(), pending])?;
-        let in_place = !fresh && (stream.owned || h.shared != before && self.copies.total() > 1);
+        let in_place = stream.owned || h.shared != before && self.copies.total() > 1;
         let sum = if in_place { h.clone() } else { self.typed(DType::F32, d, h.shared)? };
         let out = self.act(d, h.shared)?;
         let norm = RmsNorm::new(pending.tensor, gamma.clone(), out.tensor.clone(), eps).residual(h.tensor).sum(sum.tensor.clone());
@@ -63,11 +68,23 @@ impl Pass<'_> {
     /// One decoder layer. What `saved` plans for is put into it.
     pub fn layer(&mut self, layer: &Layer, stream: &mut Stream, saved: Option<&mut LayerSaved>) -> Result<()> {
         let mut nothing = LayerSaved::default();
-        let saving = saved.is_some();
         let saved = saved.unwrap_or(&mut nothing);
+        self.attend(layer, stream, saved)?;
+        let gated = self.gate(layer, stream, saved)?;
+        self.down(layer, stream, gated, saved)
+    }
 
-        let n = self.norm(stream, &layer.input_norm, saving)?;
-        saved.put(Kept::Stream1, &stream.h);
+    /// Puts what `saved` plans for into it again, from the layer's input. What comes after the last of it is not done.
+    pub fn recompute(&mut self, layer: &Layer, input: TensorArg, saved: &mut LayerSaved) -> Result<()> {
+        let mut stream = Stream::new(Act { tensor: input, shared: true }, false);
+        self.attend(layer, &mut stream, saved)?;
+        let gated = self.gate(layer, &mut stream, saved)?;
+        if saved.wants(Kept::Act) { self.down(layer, &mut stream, gated, saved) } else { Ok(()) }
+    }
+
+    fn attend(&mut self, layer: &Layer, stream: &mut Stream, saved: &mut LayerSaved) -> Result<()> {
+        let n = self.norm(stream, &layer.input_norm)?;
+        stream.keep(Kept::Stream1, saved);
         let q = self.saving_linear(layer, Projection::Q, &n, saved)?;
         let k = self.saving_linear(layer, Projection::K, &n, saved)?;
         let v = self.saving_linear(layer, Projection::V, &n, saved)?;
@@ -87,17 +104,23 @@ impl Pass<'_> {
         }
         drop([q, k, v]);
         stream.pending = Some(self.saving_linear(layer, Projection::O, &o, saved)?);
-        drop(o);
+        Ok(())
+    }
 
-        let n = self.norm(stream, &layer.post_attention_norm, saving)?;
-        saved.put(Kept::Stream2, &stream.h);
+    fn gate(&mut self, layer: &Layer, stream: &mut Stream, saved: &mut LayerSaved) -> Result<[Act; 2]> {
+        let n = self.norm(stream, &layer.post_attention_norm)?;
+        stream.keep(Kept::Stream2, saved);
         let gate = self.saving_linear(layer, Projection::Gate, &n, saved)?;
         let up = self.saving_linear(layer, Projection::Up, &n, saved)?;
         saved.put(Kept::Norm2, &n);
         drop(n);
-        let [gate, up] = self.meet([gate, up])?;
-        saved.put(Kept::Gate, &gate);
-        saved.put(Kept::Up, &up);
+        let gated = self.meet([gate, up])?;
+        saved.put(Kept::Gate, &gated[0]);
+        saved.put(Kept::Up, &gated[1]);
+        Ok(gated)
+    }
+
+    fn down(&mut self, layer: &Layer, stream: &mut Stream, [gate, up]: [Act; 2], saved: &mut LayerSaved) -> Result<()> {
         let act = if saved.wants(Kept::Gate) { self.act(gate.tensor.spec.cols, gate.shared)? } else { gate.clone() };
         let copies = self.blocks(act.shared);
         self.runner.run(SwiGlu::new(gate.tensor, up.tensor, act.tensor.clone()).live(self.live.clone()).copies(copies))?;

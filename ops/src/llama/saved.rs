@@ -14,6 +14,9 @@
 //! | `x A^T` | 4 r each | the adapter is trained |
 //!
 //! Gradients go down to the lowest trained adapter, or to the slice's input where that is asked for; nothing is kept below.
+//!
+//! A slice that recomputes ([`SliceSpec::recompute`]) keeps the first line's first stream of every layer alone, 4 d bytes per row, and the
+//! backward pass makes the rest of the list from it, layer by layer (Chen et al. 2016).
 
 use alloc::vec::Vec;
 
@@ -169,6 +172,18 @@ impl LayerSaved {
         }
     }
 
+    /// The input alone, of a layer that gradients reach.
+    fn input(plan: &Plan, layer: usize) -> Self {
+        let mut saved = Self::default();
+        saved.kept[Kept::Stream1 as usize].wanted = plan.reaches(layer, Group::Down);
+        saved
+    }
+
+    /// What the forward pass keeps of a layer.
+    pub fn of_forward(spec: &SliceSpec, plan: &Plan, layer: usize, trained: Targets) -> Self {
+        if spec.recompute { Self::input(plan, layer) } else { Self::new(plan, layer, trained) }
+    }
+
     pub fn wants(&self, kept: Kept) -> bool {
         self.kept[kept as usize].wanted
     }
@@ -206,11 +221,11 @@ pub struct Saved {
 
 impl Saved {
     /// Bytes that a forward pass over `rows` rows (the bucket, not the rows that count) keeps, before any device's rounding. The slice's own
-    /// input is counted where it is kept.
+    /// input is counted where it is kept; what a backward pass that recomputes makes in between is not.
     pub fn bytes(config: &ModelConfig, spec: &SliceSpec, lora: &LoraSpec, rows: usize, input_grad: bool) -> usize {
         let plan = Plan::new(spec.layers.clone().map(|l| (l, lora.targets)), input_grad);
         let layer = |l: usize| {
-            let saved = LayerSaved::new(&plan, l, lora.targets);
+            let saved = LayerSaved::of_forward(spec, &plan, l, lora.targets);
             let kept = Kept::ALL.into_iter().filter(|k| saved.wants(*k)).map(|k| k.row_bytes(config, spec.compute));
             let ranks = Projection::ALL.into_iter().filter(|p| saved.wants_rank(*p)).map(|_| 4 * lora.rank);
             kept.chain(ranks).sum::<usize>()

@@ -39,6 +39,9 @@ pub struct SliceSpec {
     pub exit_head: bool,
     /// Whether gradients go back through it.
     pub backward: bool,
+    /// Whether the forward pass keeps each layer's input alone for them, and the backward pass recomputes the rest: less memory for more
+    /// time, the same bits.
+    pub recompute: bool,
     /// Type of activations other than the residual stream, which is f32.
     pub compute: DType,
     /// Tokens of the longest sequence.
@@ -56,6 +59,7 @@ impl SliceSpec {
             head: layers.end == config.layers,
             exit_head: false,
             backward: false,
+            recompute: false,
             compute: DType::F32,
             positions: config.max_positions.min(Self::POSITIONS),
             layers,
@@ -70,6 +74,11 @@ impl SliceSpec {
     /// The same with gradients.
     pub fn with_backward(self) -> Self {
         Self { backward: true, ..self }
+    }
+
+    /// The same, recomputing activations in the backward pass.
+    pub fn with_recompute(self) -> Self {
+        Self { recompute: true, ..self }
     }
 
     /// The same in another type.
@@ -297,7 +306,7 @@ impl Slice {
         let (mut stream, mut pass) = self.begin(runner, batch, adapters, input, Copies::BASE)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let mut saved = LayerSaved::new(&plan, layer.index, adapters.trained(layer.index));
+            let mut saved = LayerSaved::of_forward(&self.spec, &plan, layer.index, adapters.trained(layer.index));
             pass.layer(layer, &mut stream, Some(&mut saved))?;
             layers.push(saved);
         }
@@ -340,10 +349,15 @@ impl Slice {
                 Stream::new(Act { tensor: h.clone(), shared }, false)
             }
         };
-        let pass = Pass {
+        Ok((start, self.pass(runner, batch, adapters, copies)))
+    }
+
+    /// A pass over a batch's rows, which attend to each other.
+    pub(super) fn pass<'a>(&'a self, runner: &'a mut Runner, batch: &DeviceBatch, adapters: &'a Adapters, copies: Copies) -> Pass<'a> {
+        Pass {
             runner,
             slice: self,
-            rows,
+            rows: batch.block_rows(),
             live: Some(batch.live.clone()),
             positions: batch.positions.clone(),
             keys: Keys::Packed(batch.cu_seqlens.clone()),
@@ -351,8 +365,7 @@ impl Slice {
             copies,
             perturbation: None,
             keep: None,
-        };
-        Ok((start, pass))
+        }
     }
 
     /// Rows of the embedding, f32.

@@ -1,6 +1,9 @@
 //! Gradients against finite differences, and the activation list.
 
-use zofo_hal::perturb::{Factor, TensorId};
+use zofo_hal::{
+    DType, Usage,
+    perturb::{Factor, TensorId},
+};
 use zofo_ops::{
     llama::{Input, MemoryModel, ModelConfig, RopeScaling, Saved, SliceSpec, WeightSource},
     lora::{Adapters, GradScope, HostAdapter, Targets},
@@ -111,13 +114,39 @@ fn what_is_kept_is_what_was_announced() {
     for targets in target_sets() {
         let lora = spec(3, targets);
         let host = adapter(&config, &lora);
-        for input_grad in [false, true] {
-            let slice = SliceSpec::new(&config, 0..3).with_backward();
+        let slice = SliceSpec::new(&config, 0..3).with_backward();
+        let plain_and_recomputing = [slice.clone(), slice.with_recompute()];
+        for (slice, input_grad) in plain_and_recomputing.into_iter().flat_map(|s| [(s.clone(), false), (s, true)]) {
             let mut rig = Rig::new(reference(), &source, &slice, &host);
             let batch = packed(&config, &[5, 6]);
             let batch = rig.batch(&batch);
             let (_, saved) = rig.slice.forward_saving(&mut rig.runner, &batch, &rig.adapters, Input::Tokens, input_grad).unwrap();
             assert_eq!(saved.held_bytes(), Saved::bytes(&config, &slice, &lora, batch.block_rows(), input_grad), "{targets} {input_grad}");
+        }
+    }
+}
+
+#[test]
+fn recomputed_activations_are_the_same_bits() {
+    let source = tiny();
+    let config = source.config().clone();
+    let batch = packed(&config, &[5, 6]);
+    let input = noise(2, batch.rows() * config.hidden);
+    for (device, compute) in devices().into_iter().flat_map(|d| [DType::F32, DType::Bf16].map(|t| (d.clone(), t))) {
+        for targets in target_sets() {
+            let host = adapter(&config, &spec(3, targets));
+            let plain = SliceSpec::new(&config, 1..4).with_backward().with_compute(compute);
+            let [kept, recomputed] = [plain.clone(), plain.with_recompute()].map(|slice| {
+                let mut rig = Rig::new(device.clone(), &source, &slice, &host);
+                let batch = rig.batch(&batch);
+                let h = rig.runner.alloc(DType::F32, batch.block_rows(), config.hidden, Usage::Activations).unwrap();
+                rig.runner.upload_f32(&h.rows(0, batch.rows()), &input).unwrap();
+                [false, true].map(|input_grad| {
+                    let (loss, dx) = rig.step(&batch, Input::Hidden(&h), input_grad);
+                    (loss, dx.map(|dx| rig.rows(&dx, &batch)), rig.grads())
+                })
+            });
+            assert!(kept == recomputed, "{targets}, {compute}");
         }
     }
 }
@@ -132,6 +161,9 @@ fn nothing_is_kept_below_the_lowest_adapter() {
     assert_eq!(bytes("down"), 3 * 528 + 4 * (4 * 24 + 4));
     assert_eq!(bytes("o"), 3 * 528 + (4 * 16 + 4 * 16 + 4 * 48) + 4 * 4);
     assert_eq!(bytes("q"), 3 * (528 + 64 + 4) + (528 - 64) + 64 + 4);
+    // One stream of each layer.
+    let slice = SliceSpec::whole(&config).with_backward().with_recompute();
+    assert_eq!(Saved::bytes(&config, &slice, &spec(1, Targets::ALL), 1, false), 4 * 64);
 }
 
 #[test]

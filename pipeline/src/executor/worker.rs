@@ -80,6 +80,7 @@ pub(super) fn slice_spec(setup: &Setup, stage: usize) -> SliceSpec {
     spec.positions = setup.positions;
     spec.compute = setup.devices[stage].compute;
     spec.backward = backpropagates(setup, stage);
+    spec.recompute = setup.recompute && spec.backward;
     spec.exit_head = setup.plan.schedule.workload.exit_directions > 0 && stage + 1 == setup.plan.schedule.workload.cut();
     spec
 }

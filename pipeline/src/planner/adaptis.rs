@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use zofo_hal::{Error, Result};
 
 /// Candidates that a search may simulate.
-const SIMULATIONS: usize = 200;
+const SIMULATIONS: usize = 120;
 /// Passes of a micro-batch through a stage that all simulations together may have.
 const PASSES: usize = 200_000;
 /// What counts as faster: rounding does not.

@@ -14,11 +14,10 @@ use super::{Method, PlannerName, Problem, Proposal};
 use crate::{
     estimator::EstimatorName,
     ir::{Readout, Role},
-    sim::Urgency,
 };
 use orders::Device;
 use search::Search;
-use zofo_hal::{Error, Result};
+use zofo_hal::{Error, Result, op::Form};
 
 /// How much may be searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { actions: 400_000, splits: 400_000, orders: 20_000 }
+        Self { actions: 200_000, splits: 100_000, orders: 20_000 }
     }
 }
 
@@ -63,7 +62,7 @@ pub fn asked(p: &Problem) -> (Method, bool) {
     let estimator = c.estimator.unwrap_or(EstimatorName::CutTangent);
     let mut method = Method::new(estimator, c.directions.unwrap_or(DIRECTIONS[0]));
     if let Some(merge) = c.merge_base {
-        method.merge_base = merge || estimator.form() == zofo_hal::op::Form::Tangent;
+        method.merge_base = merge || estimator.form() == Form::Tangent;
     }
     (method, c.directions.is_none())
 }
@@ -112,55 +111,66 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
 fn best(p: &Problem, method: &Method, effort: Effort) -> Result<Found> {
     let mut methods = vec![*method];
     // Differences may take their base pass along or not; tangents need it beside them.
-    let free = p.costs().merge_base.is_none() && method.estimator.form() == zofo_hal::op::Form::Value && method.directions > 0;
+    let free = p.costs().merge_base.is_none() && method.estimator.form() == Form::Value && method.directions > 0;
     if free && method.estimator.readout() != Readout::Guide {
         methods.push(Method { merge_base: !method.merge_base, ..*method });
     }
-    let mut found: Option<(Search, Method)> = None;
-    let mut failure = None;
+    // What the others come up with need not be found again, only beaten.
+    let others = the_others(p, method);
+    let mut incumbent = others.as_ref().map_or(f64::INFINITY, |o| o.outcome.makespan() * (1.0 + 1e-12));
     let (orders, complete) = orders::all(p, effort.orders);
-    let mut bound = f64::INFINITY;
+    let (mut own, mut failure, mut bound) = (None, None, f64::INFINITY);
     let mut proven = complete;
     let each = Effort { actions: effort.actions / methods.len() as u64, splits: effort.splits / methods.len() as u64, ..effort };
-    let mut incumbent = f64::INFINITY;
     for method in &methods {
         let mut search = Search::new(p, *method, each, incumbent);
         search.run(&orders, complete);
         bound = bound.min(search.lower_bound());
         proven &= search.complete();
-        if search.best().is_some() {
-            incumbent = search.incumbent();
-            found = Some((search, *method));
-        } else if let Some(e) = search.failure() {
-            failure = Some(e);
+        incumbent = search.incumbent();
+        failure = search.failure().or(failure);
+        if search.found() {
+            own = Some((search, *method));
         }
     }
     if !complete {
         bound = bound.min(orders::least(p, &methods));
     }
-    let nothing = || failure.unwrap_or_else(|| orders::nothing_fits(p));
-    let own = match found {
-        Some((search, method)) => search.into_outcome().map(|outcome| Proposal { outcome, method, notes: Vec::new() }),
-        None => Err(nothing()),
-    };
-    let proposal = with_the_others(p, method, own)?;
-    let makespan = proposal.outcome.makespan();
-    // Another planner's plan may be of another kind: groups, several stages per device.
-    let of_its_kind = proposal.notes.is_empty();
-    bound = if proven && of_its_kind { makespan } else { bound.min(makespan) };
-    Ok(Found { proposal, lower_bound: bound, proven_optimal: proven && of_its_kind })
+    let own = own.map(|(search, method)| search.into_outcome().map(|outcome| Proposal { outcome, method, notes: Vec::new() })).transpose()?;
+    match (own, others) {
+        (Some(proposal), _) => {
+            let makespan = proposal.outcome.makespan();
+            let lower_bound = if proven { makespan } else { bound.min(makespan) };
+            Ok(Found { proposal, lower_bound, proven_optimal: proven })
+        }
+        // Another planner's plan may be of another kind: groups, several stages per device, split backward passes. That none of one device per
+        // stage beats it may be proven; that none of its own kind does is not.
+        (None, Some(other)) => {
+            let makespan = other.outcome.makespan();
+            let proven_optimal = proven && is_searched(&other);
+            let lower_bound = if proven_optimal { makespan } else { bound.min(makespan) };
+            Ok(Found { proposal: other, lower_bound, proven_optimal })
+        }
+        (None, None) => Err(failure.unwrap_or_else(|| orders::nothing_fits(p))),
+    }
 }
 
-/// The better of a plan and what the other planners come up with.
-fn with_the_others(p: &Problem, method: &Method, own: Result<Proposal>) -> Result<Proposal> {
-    let mut best = own;
+/// Whether a plan is of the kind that is searched: one device per stage, one stage per device, whole backward passes.
+fn is_searched(proposal: &Proposal) -> bool {
+    let schedule = &proposal.outcome.schedule;
+    let alone = proposal.outcome.layout.stages.iter().all(|s| s.members.len() == 1);
+    alone && schedule.is_one_to_one() && schedule.workload.chains.is_empty() && !schedule.workload.split_backward
+}
+
+/// The best plan of all other planners.
+fn the_others(p: &Problem, method: &Method) -> Option<Proposal> {
+    let mut best: Option<Proposal> = None;
     for planner in PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto) {
         let Ok(mut other) = planner.propose(p, method) else { continue };
-        if best.as_ref().is_ok_and(|b| b.outcome.makespan() <= other.outcome.makespan() * (1.0 + 1e-12)) {
-            continue;
+        if best.as_ref().is_none_or(|b| other.outcome.makespan() < b.outcome.makespan()) {
+            other.notes.insert(0, format!("the plan of `{}`, which no search over one device per stage has beaten", planner.name()));
+            best = Some(other);
         }
-        other.notes.insert(0, format!("the plan of `{}`, which is better than one device per stage", planner.name()));
-        best = Ok(other);
     }
     best
 }
@@ -174,10 +184,6 @@ pub fn least(p: &Problem, method: &Method) -> f64 {
 pub fn device_orders(p: &Problem) -> Vec<(Vec<usize>, usize)> {
     let (orders, _) = orders::all(p, usize::MAX);
     orders.into_iter().map(|o| (o.iter().map(|d: &Device| d.index).collect(), orders::cut(&o))).collect()
-}
-
-fn urgencies(w: &crate::ir::Workload) -> Vec<Urgency> {
-    Urgency::all(w)
 }
 
 fn no_order() -> Error {

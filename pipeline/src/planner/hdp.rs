@@ -110,18 +110,18 @@ fn types(p: &Problem, devices: &[usize]) -> Vec<usize> {
     devices.iter().map(|d| devices.iter().position(|other| alike(*other, *d) || other == d).unwrap_or(0)).collect()
 }
 
-/// Calls `each` with every set partition of `0..n`, as lists in ascending order.
-fn set_partitions(n: usize, at: usize, groups: &mut Vec<Vec<usize>>, each: &mut dyn FnMut(&[Vec<usize>])) {
-    if at == n {
-        return each(groups);
-    }
-    for g in 0..groups.len() {
+/// Calls `each` with every set partition of `order`, `last` being the group of the device before; devices of one type, which follow one another,
+/// go to groups in order, because they are interchangeable.
+fn set_partitions(order: &[usize], types: &[usize], last: usize, groups: &mut Vec<Vec<usize>>, each: &mut dyn FnMut(&[Vec<usize>])) {
+    let Some((&at, rest)) = order.split_first() else { return each(groups) };
+    let same = groups.get(last).and_then(|g| g.last()).is_some_and(|before| types[*before] == types[at]);
+    for g in if same { last } else { 0 }..groups.len() {
         groups[g].push(at);
-        set_partitions(n, at + 1, groups, each);
+        set_partitions(rest, types, g, groups, each);
         groups[g].pop();
     }
     groups.push(vec![at]);
-    set_partitions(n, at + 1, groups, each);
+    set_partitions(rest, types, groups.len() - 1, groups, each);
     groups.pop();
 }
 
@@ -178,7 +178,17 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
         ranked.offer(predict(p, &links, &shared), || shared);
     };
     match devices.len() <= ENUMERATED {
-        true => set_partitions(devices.len(), 0, &mut Vec::new(), &mut offer),
+        true => {
+            let mut order: Vec<usize> = (0..devices.len()).collect();
+            order.sort_by_key(|i| types[*i]);
+            // Within a group devices keep the order that they were given in.
+            let mut in_order = |groups: &[Vec<usize>]| {
+                let mut groups = groups.to_vec();
+                groups.iter_mut().for_each(|g| g.sort_unstable());
+                offer(&groups);
+            };
+            set_partitions(&order, &types, 0, &mut Vec::new(), &mut in_order);
+        }
         false => by_type(&types).iter().for_each(|partition| offer(partition)),
     }
     let mut best: Option<Proposal> = None;

@@ -95,6 +95,8 @@ pub struct TrainOptions {
     pub schedule: Option<ScheduleName>,
     /// Leaves the stages that cannot backpropagate, and those before them, untrained.
     pub freeze_head: bool,
+    /// Whether stages that backpropagate keep each layer's input alone and recompute the rest: less memory for more time, the same bits.
+    pub recompute: bool,
     /// Threads of CPU devices for which the cluster says nothing; `None` is the number of physical cores.
     pub threads: Option<usize>,
     /// Type of activations (`f32`, `bf16`, `f16`) on devices for which the cluster says nothing.
@@ -135,6 +137,7 @@ impl Default for TrainOptions {
             two_sided: false,
             schedule: None,
             freeze_head: false,
+            recompute: false,
             threads: None,
             compute: "f32".into(),
             max_length: None,
@@ -253,6 +256,7 @@ impl TrainOptions {
         spec.zeroth_order = OptimiserSpec::new(self.zeroth_order_optimiser().rule(), self.zeroth_order_lr());
         spec.decay = if self.decay { Decay::Linear { steps: self.steps } } else { Decay::Constant };
         (spec.warmup, spec.clip, spec.seed, spec.positions) = (self.warmup, self.clip, self.seed, Some(positions));
+        spec.recompute = self.recompute;
         Ok(spec)
     }
 }

@@ -1,6 +1,6 @@
 //! Splits of the layers over an order of devices, by lower bound.
 
-use super::{Effort, Method, Problem, orders, orders::Device, urgencies};
+use super::{Effort, Method, Problem, orders, orders::Device};
 use crate::{
     ir::{Readout, Role, Workload},
     order::{self, ScheduleName},
@@ -67,8 +67,9 @@ impl<'a> Search<'a> {
         self.incumbent
     }
 
-    pub fn best(&self) -> Option<()> {
-        self.best.as_ref().map(|_| ())
+    /// Whether a plan better than the first incumbent was found.
+    pub fn found(&self) -> bool {
+        self.best.is_some()
     }
 
     pub fn failure(&mut self) -> Option<Error> {
@@ -198,7 +199,7 @@ impl<'a> Search<'a> {
         if bound >= self.incumbent * (1.0 - 1e-12) {
             return false;
         }
-        let all = urgencies(&o.w);
+        let all = Urgency::all(&o.w);
         let actions: u64 = (0..o.w.stages()).map(|s| (o.w.actions_per_micro_batch(s) as u64) * u64::from(o.w.micro_batches)).sum();
         let mut better = false;
         for i in 0..all.len().min(urgencies_at_most) {

@@ -104,6 +104,9 @@ pub struct TrainArgs {
     /// Type of activations: f32, bf16, f16
     #[arg(long, value_name = "TYPE", default_value_t = defaults().compute, help_heading = "Pipeline")]
     pub compute: String,
+    /// Keep each layer's input alone on stages that backpropagate, and recompute the rest: less memory for more time, the same result
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_name = "BOOL", hide_default_value = true, hide_possible_values = true, action = ArgAction::Set, help_heading = "Pipeline")]
+    pub recompute: bool,
     /// Optimiser steps
     #[arg(long, value_name = "N", default_value_t = defaults().steps, help_heading = "Training")]
     pub steps: u32,
@@ -222,6 +225,7 @@ impl TrainArgs {
         o.two_sided = self.two_sided;
         o.schedule = self.schedule;
         o.freeze_head = self.freeze_head;
+        o.recompute = self.recompute;
         o.threads = self.threads;
         o.compute = self.compute.clone();
         o.max_length = self.max_length;

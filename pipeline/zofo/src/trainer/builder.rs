@@ -175,6 +175,8 @@ impl TrainerBuilder {
         schedule: ScheduleName => schedule = Some(schedule);
         /// Whether the stages in front of the first-order ones stay untrained.
         freeze_head: bool => freeze_head = freeze_head;
+        /// Whether stages that backpropagate recompute activations: less memory for more time, the same bits.
+        recompute: bool => recompute = recompute;
         /// Threads of CPU devices.
         threads: usize => threads = Some(threads);
         /// Type of activations: `f32`, `bf16` or `f16`.

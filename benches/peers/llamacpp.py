@@ -2,7 +2,7 @@
 """Times llama.cpp, through the package llama-cpp-python, on the prefill and decode cases of zofo-benches' suite `model`.
 
     pip install llama-cpp-python
-    ./llama_cpp.py --threads 2 smollm2-135m-q8_0.gguf smollm2-135m-bf16.gguf
+    ./llamacpp.py --threads 2 smollm2-135m-q8_0.gguf smollm2-135m-bf16.gguf
 
 Prints a JSON line per file and case: median seconds, tokens per second, and the peak memory of the case's process.
 """
@@ -11,7 +11,7 @@ import argparse
 import os
 import random
 
-from timing import measure
+from timing import measure, serve
 
 
 def load(path, threads, context):
@@ -59,7 +59,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--serve", choices=("prefill", "decode"), help="one case of the first file, for turns.py")
     args = parser.parse_args()
+    if args.serve:
+        tokens, prepare, length = {"prefill": (args.prompt, prefill, args.prompt), "decode": (1, decode, args.context)}[args.serve]
+        return serve(f"{args.serve}/llama.cpp", tokens, prepare, args.models[0], args.threads, length)
     for path in args.models:
         name = os.path.splitext(os.path.basename(path))[0]
         measure(f"prefill/{name}/{args.prompt}", "llama.cpp", args.prompt, args.rounds, args.threads, prefill, path, args.threads, args.prompt)

@@ -1,0 +1,7 @@
+//! The suite `overhead` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("overhead");
+}

@@ -1,0 +1,7 @@
+//! The suite `text` under criterion.
+
+mod common;
+
+fn main() {
+    common::main("text");
+}
