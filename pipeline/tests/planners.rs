@@ -260,7 +260,7 @@ fn meets_brute_force(c: Costs) -> std::result::Result<(), TestCaseError> {
             // Other planners' plans may be better: they share stages.
             prop_assert!(found.proposal.outcome.makespan() <= exact * (1.0 + 1e-9), "{} > {exact}", found.proposal.outcome.makespan());
             prop_assert!(found.lower_bound <= exact * (1.0 + 1e-9));
-            if found.proven_optimal && method.directions > 0 {
+            if found.proven_optimal {
                 prop_assert!((found.proposal.outcome.makespan() - exact).abs() <= 1e-9 * exact);
             }
         }

@@ -6,6 +6,7 @@ use super::{
     Layout, Member, Problem, Proposal, Split, StageLayout, pipelines,
     ranked::{Ranked, first_fit},
     shares,
+    split::{DEVICE_PARTS, LAYER_PARTS, places},
 };
 use crate::{ir::Role, order::ScheduleName};
 use std::ops::Range;
@@ -122,9 +123,18 @@ impl Search<'_> {
         let mut tables: Vec<Vec<Option<Suffix>>> = Vec::new();
         let mut ranked = Ranked::new(devices);
         let mut legs = Vec::new();
+        // Sizes of suffixes that are told apart.
+        let suffixes = |n: usize, most: usize| places(n, most).into_iter().rev().map(|at| n - at).collect::<Vec<_>>();
+        let (of_layers, of_devices) = (suffixes(layers, LAYER_PARTS), suffixes(devices, DEVICE_PARTS));
+        let pairs = |from: usize, l: usize, n: usize| {
+            let of_devices = &of_devices;
+            let within = |all: &'_ [usize], to: usize| all.iter().copied().filter(|i| (from..to).contains(i)).collect::<Vec<_>>();
+            let (ls, ns) = (within(&of_layers, l), within(of_devices, n));
+            ls.into_iter().flat_map(|l| ns.iter().map(|n| (l, *n)).collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
         for behind in 0..devices.min(layers) {
             let mut table: Vec<Option<Suffix>> = (0..at(layers + 1, 0)).map(|_| None).collect();
-            for (l, n) in (behind + 1..=layers).flat_map(|l| (behind + 1..=devices).map(move |n| (l, n))) {
+            for (l, n) in pairs(behind + 1, layers + 1, devices + 1) {
                 let mut best: Option<Suffix> = None;
                 let mut offer = |rest: (usize, usize), suffix: Option<&Suffix>| {
                     let (own, on) = (layers - l..layers - rest.0, devices - n..devices - rest.1);
@@ -149,7 +159,7 @@ impl Search<'_> {
                 match tables.last() {
                     None => offer((0, 0), None),
                     Some(shorter) => {
-                        for rest in (behind..l).flat_map(|l| (behind..n).map(move |n| (l, n))) {
+                        for rest in pairs(behind, l, n) {
                             if let Some(suffix) = &shorter[at(rest.0, rest.1)] {
                                 offer(rest, Some(suffix));
                             }

@@ -9,6 +9,7 @@ use super::{
     legs::fits,
     pipelines,
     ranked::{Ranked, drop_smallest, first_fit},
+    split::{DEVICE_PARTS, LAYER_PARTS, places},
 };
 use crate::{ir::Role, order::ScheduleName};
 use std::{collections::HashMap, ops::Range};
@@ -124,9 +125,15 @@ impl<'a> Search<'a> {
         }
         let mut best: Vec<Vec<Option<(f64, Cuts)>>> = vec![vec![None; devices]; layers];
         best[0][0] = Some((f64::INFINITY, Cuts::new()));
-        for (j, m) in (0..layers).flat_map(|j| (0..devices).map(move |m| (j, m))) {
+        let (at_layers, at_devices) = (places(layers, LAYER_PARTS), places(devices, DEVICE_PARTS));
+        let inner = |all: &[usize], from: usize, n: usize| all.iter().copied().filter(|i| (from..n).contains(i)).collect::<Vec<_>>();
+        let pairs = |j: usize, m: usize| {
+            let (ends, tos) = (inner(&at_layers, j, layers), inner(&at_devices, m, devices));
+            ends.into_iter().flat_map(|end| tos.iter().map(|to| (end, *to)).collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
+        for (j, m) in pairs(0, 0) {
             let Some((_, prefix)) = best[j][m].take() else { continue };
-            for (end, to) in (j + 1..layers).flat_map(|end| (m + 1..devices).map(move |to| (end, to))) {
+            for (end, to) in pairs(j + 1, m + 1) {
                 let mut cuts = prefix.clone();
                 cuts.extend([(end, to), (layers, devices)]);
                 let of = cuts.len();

@@ -48,3 +48,14 @@ pub(super) fn short_by(p: &Problem, d: usize, layers: &Range<usize>, kept: usize
     let needed = p.state_bytes(layers) + kept as f64 * p.activation_bytes(layers);
     (needed > limit).then_some(needed - limit)
 }
+
+/// Places where programmes over two lists cut a list of `n`: everywhere, or where there are more than `most` parts at every so many.
+pub(super) fn places(n: usize, most: usize) -> Vec<usize> {
+    let step = n.div_ceil(most).max(1);
+    (0..n).step_by(step).chain([n]).collect()
+}
+
+/// Parts of the layers, and of the devices, that programmes over both tell apart: their time grows with the squares of both.
+pub(super) const LAYER_PARTS: usize = 32;
+/// See [`LAYER_PARTS`].
+pub(super) const DEVICE_PARTS: usize = 16;
