@@ -11,7 +11,7 @@ mod worker;
 use crate::{
     estimator::EstimatorSpec,
     events::Span,
-    ir::{Group, Role},
+    ir::{Group, Readout, Role},
     journal::Entry,
     plan::Plan,
 };
@@ -183,6 +183,16 @@ impl Executor {
         let stages = setup.plan.stages.len();
         if setup.devices.len() != stages {
             return Err(Error::invalid(format!("{} devices for {stages} stages", setup.devices.len())));
+        }
+        let (schedule, name) = (&setup.plan.schedule, setup.plan.name.name());
+        if !schedule.is_one_to_one() || !schedule.workload.chains.is_empty() || schedule.workload.split_backward {
+            return Err(Error::unsupported(format!(
+                "schedule `{name}` is simulated, not executed: this executor runs one stage per device with whole backward passes; take 1f1b, gpipe \
+                 or hybridop-head"
+            )));
+        }
+        if schedule.workload.readout == Readout::Tail {
+            return Err(Error::unsupported(format!("schedule `{name}` is a model of latency: behind the cut nobody can return a gradient")));
         }
         setup.adapter.check(setup.source.config())?;
         let importer = Arc::new(Mutex::new(Importer::new()));

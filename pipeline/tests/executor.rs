@@ -42,8 +42,27 @@ fn first_order_over_k_stages_is_first_order_on_one_bit_for_bit() {
     };
     let one = run(1, None);
     for stages in 2..=4 {
-        assert_eq!(run(stages, None), one, "gpipe over {stages}");
-        assert_eq!(run(stages, Some(ScheduleName::HybridopHead)), one, "1F1B over {stages}");
+        for name in [ScheduleName::Gpipe, ScheduleName::OneFOneB, ScheduleName::Dapple, ScheduleName::HybridopHead] {
+            assert_eq!(run(stages, Some(name)), one, "{} over {stages}", name.name());
+        }
+    }
+}
+
+#[test]
+fn what_is_only_simulated_is_refused_by_name() {
+    let e = tangent(1);
+    for name in [ScheduleName::Interleaved, ScheduleName::Chimera, ScheduleName::ZbH1] {
+        let cluster = Cluster::virtual_cpus(0, 2);
+        let mut request = PlanRequest::new(&cluster, 4, 2, &e);
+        request.schedule = Some(name);
+        let spec = TrainSpec::new(lora(&ALL), e.clone(), 1e-2, 1e-2);
+        let plan = request.plan().unwrap();
+        // Interleaved with one stage per device is 1F1B.
+        let started = Session::start(plan, devices(&cluster, DType::F32, false), model(), spec);
+        match name {
+            ScheduleName::Interleaved => drop(started.unwrap()),
+            _ => assert!(started.err().unwrap().message().contains(name.name())),
+        }
     }
 }
 

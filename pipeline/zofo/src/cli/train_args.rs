@@ -95,7 +95,7 @@ pub struct TrainArgs {
     /// Cluster file [default: 2 forward-only and 2 backpropagating virtual devices over the CPU]
     #[arg(long, value_name = "C.toml", help_heading = "Pipeline")]
     pub cluster: Option<PathBuf>,
-    /// Order of work: single, gpipe, hybridop-head [default: by the cluster]
+    /// Order of work: single, gpipe, 1f1b, dapple, hybridop-head [default: by the cluster]
     #[arg(long, value_name = "NAME", value_parser = schedule, help_heading = "Pipeline")]
     pub schedule: Option<ScheduleName>,
     /// Threads of CPU devices [default: the physical cores]
