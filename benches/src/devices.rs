@@ -21,9 +21,14 @@ impl Factory {
 
 /// Every kind of device. A new backend is one more line; the first one is measured unless the environment says otherwise.
 pub fn factories() -> Vec<Factory> {
-    let mut all = vec![Factory::new("cpu", |threads| cpu(threads, None))];
+    let mut all = vec![Factory::new("cpu", |threads| cpu(threads, chosen_isa()?))];
     all.extend(Isa::ALL.map(|isa| Factory::new(format!("cpu-{isa}"), move |threads| cpu(threads, Some(isa)))));
     all
+}
+
+/// The tier that `ZOFO_CPU_ISA` names.
+fn chosen_isa() -> Result<Option<Isa>> {
+    env::var("ZOFO_CPU_ISA").ok().map(|name| Isa::named(&name).map_err(|e| e.context("ZOFO_CPU_ISA"))).transpose()
 }
 
 fn cpu(threads: usize, isa: Option<Isa>) -> Result<DeviceRef> {

@@ -57,10 +57,7 @@ impl CpuDevice {
     pub fn new(options: CpuOptions) -> Result<Arc<Self>> {
         let tier = match options.isa {
             None => Tier::best(),
-            Some(isa) => Tier::new(isa).ok_or_else(|| {
-                let has: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-                Error::invalid(format!("this CPU or build has no {isa}; it has {}", has.join(", ")))
-            })?,
+            Some(isa) => Tier::new(isa).ok_or_else(|| Isa::lacking(isa.name()))?,
         };
         let threads = options.threads.unwrap_or_else(default_threads);
         if threads > MAX_THREADS {

@@ -1,8 +1,9 @@
 //! Instruction-set tiers: which exist here, and running a kernel compiled for one.
 
 use crate::simd::{self, Simd};
-use alloc::vec::Vec;
+use alloc::{format, vec::Vec};
 use core::fmt;
+use zofo_hal::{Error, Result};
 
 /// A set of instructions that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +28,19 @@ impl Isa {
     /// Tiers that this machine runs, slowest first. Without feature `std` these are the ones that the crate was compiled for.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The tier called `name`, if this machine runs it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the tiers that it does run.
+    pub fn named(name: &str) -> Result<Self> {
+        Self::available().into_iter().find(|isa| isa.name() == name).ok_or_else(|| Self::lacking(name))
+    }
+
+    pub(crate) fn lacking(name: &str) -> Error {
+        let has: Vec<&str> = Self::available().into_iter().map(Self::name).collect();
+        Error::invalid(format!("this CPU or build has no {name}; it has {}", has.join(", ")))
     }
 
     /// The name used in device names, tables and on command lines.
@@ -192,5 +206,16 @@ mod tests {
     fn a_tier_of_another_architecture_is_refused() {
         let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
         assert!(Tier::new(foreign).is_none());
+        for name in [foreign.name(), "mmx"] {
+            let e = Isa::named(name).unwrap_err();
+            assert!(e.message().contains(name) && e.message().contains("it has scalar"), "{e}");
+        }
+    }
+
+    #[test]
+    fn names_find_their_tiers() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::named(isa.name()).unwrap(), isa);
+        }
     }
 }
