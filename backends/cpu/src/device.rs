@@ -1,6 +1,7 @@
 //! The CPU as a device.
 
 use crate::{
+    gemm::Int8,
     isa::{Isa, Tier},
     kernels,
     memory::{ALIGNMENT, Counters},
@@ -28,6 +29,9 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// Instruction set. `None`: the fastest that is available.
     pub isa: Option<Isa>,
+    /// Whether products `x W^T` with block-quantised weights round activations to 8 bits, per row and block of 32: faster, less exact
+    /// ([`Features::int8_products`]). All tiers give the same bits.
+    pub int8: bool,
 }
 
 /// What a device, its queues and its weights share.
@@ -36,6 +40,7 @@ pub(crate) struct Core {
     pub(crate) tier: Tier,
     pub(crate) noise: perturb::Tier,
     pub(crate) pool: Pool,
+    pub(crate) int8: Option<&'static Int8>,
     pub(crate) counters: Arc<Counters>,
     memory_bytes: Option<u64>,
 }
@@ -65,8 +70,9 @@ impl CpuDevice {
         }
         let pool = Pool::new(threads)?;
         let core = Core {
-            info: info(threads, tier.isa()),
+            info: info(threads, tier.isa(), options.int8),
             tier,
+            int8: options.int8.then(|| Int8::of(tier.isa())),
             noise: noise_tier(tier.isa()),
             pool,
             counters: Arc::default(),
@@ -107,8 +113,9 @@ fn model_name() -> Option<String> {
     None
 }
 
-fn info(threads: usize, isa: Isa) -> DeviceInfo {
-    let mut info = DeviceInfo::new(DeviceKind::Cpu, format!("CPU, {threads} thread{}, {isa}", if threads == 1 { "" } else { "s" }));
+fn info(threads: usize, isa: Isa, int8: bool) -> DeviceInfo {
+    let (s, int8) = (if threads == 1 { "" } else { "s" }, if int8 { ", int8" } else { "" });
+    let mut info = DeviceInfo::new(DeviceKind::Cpu, format!("CPU, {threads} thread{s}, {isa}{int8}"));
     info.soc = model_name();
     if let Some(model) = &info.soc {
         info.fingerprint = format!("{}, {model}", info.name);
@@ -141,6 +148,7 @@ impl Device for CpuDevice {
         f.deterministic = true;
         f.exact_updates = true;
         f.maps_weights = true;
+        f.int8_products = self.core.int8.is_some();
         f
     }
     fn space(&self) -> MemorySpace {
@@ -154,7 +162,7 @@ impl Device for CpuDevice {
         kernels::supports(op)
     }
     fn workspace(&self, op: &Op<TensorSpec>) -> usize {
-        kernels::workspace(op, self.core.pool.threads())
+        kernels::workspace(op, &self.core)
     }
     fn create_queue(&self) -> Result<Box<dyn Queue>> {
         let device = self.this.upgrade().ok_or_else(|| Error::invalid("the device is being dropped"))?;
@@ -178,11 +186,11 @@ impl Driver for CpuDriver {
         "cpu"
     }
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![info(default_threads(), Tier::best().isa())])
+        Ok(vec![info(default_threads(), Tier::best().isa(), false)])
     }
     fn open(&self, index: usize, options: &OpenOptions) -> Result<DeviceRef> {
         match index {
-            0 => Ok(CpuDevice::new(CpuOptions { threads: options.threads, isa: None })?),
+            0 => Ok(CpuDevice::new(CpuOptions { threads: options.threads, isa: None, int8: options.int8 })?),
             _ => Err(Error::invalid(format!("CPU device {index} of 1: only cpu:0 is there"))),
         }
     }

@@ -99,7 +99,20 @@ macro_rules! x86_has {
     }};
 }
 #[cfg(target_arch = "x86_64")]
-use x86_has;
+pub(crate) use x86_has;
+
+/// As [`x86_has`].
+#[cfg(target_arch = "aarch64")]
+macro_rules! aarch64_has {
+    ($($feature:tt),*) => {{
+        #[cfg(feature = "std")]
+        { $(std::arch::is_aarch64_feature_detected!($feature))&&* }
+        #[cfg(not(feature = "std"))]
+        { $(cfg!(target_feature = $feature))&&* }
+    }};
+}
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64_has;
 
 /// A tier that is known to run here: the proof that its kernels may be called.
 #[derive(Clone, Copy, Debug)]
