@@ -67,8 +67,12 @@ pub(crate) trait Simd: 'static {
     unsafe fn shl(a: Self::I, n: u32) -> Self::I;
     /// Zeros come in. By a constant it is one instruction.
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
-    /// The sign comes in. By a constant it is one instruction.
-    unsafe fn sar(a: Self::I, n: u32) -> Self::I;
+    /// Byte `n` of every word as its highest, over zeros.
+    #[inline(always)]
+    unsafe fn top(a: Self::I, n: u32) -> Self::I {
+        // Safety: the caller's promise.
+        unsafe { Self::and(Self::shl(a, 24 - 8 * n), 0xff00_0000) }
+    }
     /// Signed integers as f32.
     unsafe fn float(a: Self::I) -> Self::V;
     /// The same bits as f32.

@@ -114,8 +114,15 @@ impl Simd for Avx2 {
         unsafe { [_mm256_srl_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_srl_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
     }
     #[inline(always)]
-    unsafe fn sar(a: Self::I, n: u32) -> Self::I {
-        unsafe { [_mm256_sra_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_sra_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
+    unsafe fn top(a: Self::I, n: u32) -> Self::I {
+        // Of a lane's 16 places the top ones take byte n of their words, others zero.
+        unsafe {
+            let places = _mm256_or_si256(
+                _mm256_set1_epi32(((n << 24) | 0x0080_8080) as i32),
+                _mm256_set_epi32(12 << 24, 8 << 24, 4 << 24, 0, 12 << 24, 8 << 24, 4 << 24, 0),
+            );
+            a.map(|a| _mm256_shuffle_epi8(a, places))
+        }
     }
     #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {

@@ -108,8 +108,12 @@ impl Simd for Avx512 {
         unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
     }
     #[inline(always)]
-    unsafe fn sar(a: Self::I, n: u32) -> Self::I {
-        unsafe { _mm512_sra_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+    unsafe fn top(a: Self::I, n: u32) -> Self::I {
+        // As in AVX2.
+        unsafe {
+            let words = _mm512_set4_epi32(12 << 24, 8 << 24, 4 << 24, 0);
+            _mm512_shuffle_epi8(a, _mm512_or_si512(_mm512_set1_epi32(((n << 24) | 0x0080_8080) as i32), words))
+        }
     }
     #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {

@@ -114,10 +114,6 @@ impl Simd for Neon {
         unsafe { from_fn(|i| vshlq_u32(a[i], vdupq_n_s32(-(n as i32)))) }
     }
     #[inline(always)]
-    unsafe fn sar(a: Self::I, n: u32) -> Self::I {
-        unsafe { from_fn(|i| vreinterpretq_u32_s32(vshlq_s32(vreinterpretq_s32_u32(a[i]), vdupq_n_s32(-(n as i32))))) }
-    }
-    #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {
         unsafe { from_fn(|i| vcvtq_f32_s32(vreinterpretq_s32_u32(a[i]))) }
     }

@@ -105,10 +105,6 @@ impl Simd for Scalar {
         a.map(|x| x >> n)
     }
     #[inline(always)]
-    unsafe fn sar(a: Self::I, n: u32) -> Self::I {
-        a.map(|x| (x as i32 >> n) as u32)
-    }
-    #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {
         a.map(|x| x as i32 as f32)
     }
