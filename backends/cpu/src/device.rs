@@ -69,10 +69,11 @@ impl CpuDevice {
             return Err(Error::invalid(format!("{threads} threads; a CPU device takes at most {MAX_THREADS}")));
         }
         let pool = Pool::new(threads)?;
+        let int8 = options.int8.then(|| Int8::of(tier.isa()));
         let core = Core {
-            info: info(threads, tier.isa(), options.int8),
+            info: info(threads, tier.isa(), int8),
             tier,
-            int8: options.int8.then(|| Int8::of(tier.isa())),
+            int8,
             noise: noise_tier(tier.isa()),
             pool,
             counters: Arc::default(),
@@ -113,8 +114,9 @@ fn model_name() -> Option<String> {
     None
 }
 
-fn info(threads: usize, isa: Isa, int8: bool) -> DeviceInfo {
-    let (s, int8) = (if threads == 1 { "" } else { "s" }, if int8 { ", int8" } else { "" });
+fn info(threads: usize, isa: Isa, int8: Option<&Int8>) -> DeviceInfo {
+    let s = if threads == 1 { "" } else { "s" };
+    let int8 = int8.map(|int8| format!(", int8 by {}", int8.name)).unwrap_or_default();
     let mut info = DeviceInfo::new(DeviceKind::Cpu, format!("CPU, {threads} thread{s}, {isa}{int8}"));
     info.soc = model_name();
     if let Some(model) = &info.soc {
@@ -126,8 +128,12 @@ fn info(threads: usize, isa: Isa, int8: bool) -> DeviceInfo {
 
 /// The generator's tier of the same name; its bits are the same on every tier, so a missing one costs only time.
 fn noise_tier(isa: Isa) -> perturb::Tier {
-    // The generator does not tell kinds of AVX-512 apart.
-    let name = if isa == Isa::Avx512Bf16 { Isa::Avx512.name() } else { isa.name() };
+    // The generator has no use for bf16.
+    let name = match isa {
+        Isa::Avx512Bf16 => Isa::Avx512.name(),
+        Isa::NeonBf16 => Isa::Neon.name(),
+        other => other.name(),
+    };
     perturb::Tier::available().find(|t| t.name() == name).unwrap_or(perturb::Tier::SCALAR)
 }
 
@@ -186,7 +192,7 @@ impl Driver for CpuDriver {
         "cpu"
     }
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![info(default_threads(), Tier::best().isa(), false)])
+        Ok(vec![info(default_threads(), Tier::best().isa(), None)])
     }
     fn open(&self, index: usize, options: &OpenOptions) -> Result<DeviceRef> {
         match index {

@@ -18,6 +18,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod dot;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod dot_neon;
 mod format;
 mod int8;
 mod job;

@@ -19,11 +19,13 @@ pub enum Isa {
     Avx512Bf16,
     /// aarch64 with NEON.
     Neon,
+    /// The same with FEAT_BF16: products of bf16 by bf16 in one instruction.
+    NeonBf16,
 }
 
 impl Isa {
     /// Every tier, slowest first.
-    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Neon];
+    pub const ALL: [Self; 6] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Neon, Self::NeonBf16];
 
     /// Tiers that this machine runs, slowest first. Without feature `std` these are the ones that the crate was compiled for.
     pub fn available() -> Vec<Self> {
@@ -51,6 +53,7 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Neon => "neon",
+            Self::NeonBf16 => "neon-bf16",
         }
     }
 
@@ -76,7 +79,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_available() && x86_has!("avx512bf16"),
             Self::Neon => cfg!(all(target_arch = "aarch64", target_feature = "neon")),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => Self::Neon.is_available() && aarch64_has!("bf16"),
             _ => false,
         }
     }
@@ -187,7 +191,7 @@ impl Tier {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512(task) },
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-            Isa::Neon => task.run::<simd::Neon>(),
+            Isa::Neon | Isa::NeonBf16 => task.run::<simd::Neon>(),
             _ => task.run::<simd::Scalar>(),
         }
     }

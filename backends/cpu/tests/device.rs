@@ -18,6 +18,9 @@ fn a_device_says_what_it_is() {
     assert_eq!(d.info().name, format!("CPU, 2 threads, {}", d.isa()));
     assert_eq!((d.threads(), d.space()), (2, MemorySpace::HOST));
     assert!(CpuDevice::new(CpuOptions { threads: Some(0), ..CpuOptions::default() }).is_err());
+    let eight = CpuDevice::new(CpuOptions { threads: Some(1), int8: true, ..CpuOptions::default() }).unwrap();
+    assert!(eight.info().name.contains(", int8 by ") && eight.features().int8_products && !d.features().int8_products);
+    assert_ne!(eight.info().fingerprint, device(1).info().fingerprint, "results differ, so must fingerprints");
     let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
     let e = CpuDevice::new(CpuOptions { isa: Some(foreign), ..CpuOptions::default() }).err().unwrap();
     assert!(e.to_string().contains("scalar"), "{e}");

@@ -30,9 +30,8 @@ pub(crate) const STEPS: usize = 32;
 
 /// The compiled functions of one way to multiply.
 pub(crate) struct Int8 {
-    /// For tests and messages.
-    #[cfg_attr(not(test), allow(dead_code))]
-    name: &'static str,
+    /// What multiplies; part of the device's name.
+    pub(crate) name: &'static str,
     /// Accumulates all blocks of up to [`FEW`] rows with panels of a weight, `bytes` apart.
     few: unsafe fn(
         dtype: DType,
@@ -424,9 +423,10 @@ impl Int8 {
 
     /// As above.
     #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-    fn all() -> [Option<(Isa, &'static Self)>; 3] {
-        let dot = crate::isa::aarch64_has!("dotprod").then_some((Isa::Neon, &neon_dot::INT8));
-        [Some((Isa::Scalar, &scalar::INT8)), Some((Isa::Neon, &neon::INT8)), dot]
+    fn all() -> [Option<(Isa, &'static Self)>; 5] {
+        let dot = |isa| crate::isa::aarch64_has!("dotprod").then_some((isa, &neon_dot::INT8));
+        let base = |isa| Some((isa, &neon::INT8));
+        [Some((Isa::Scalar, &scalar::INT8)), base(Isa::Neon), base(Isa::NeonBf16), dot(Isa::Neon), dot(Isa::NeonBf16)]
     }
 
     /// As above.
