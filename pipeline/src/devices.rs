@@ -13,7 +13,7 @@ use zofo_hal::{Allow, DType, DeviceRef, Error, OpenOptions, Registry, Restricted
 /// # Errors
 /// Those of [`Registry::open`], with the entry's name; `Unsupported` for `int8` on a backend that has no such products.
 pub fn open(registry: &Registry, cluster: &Cluster, default_compute: DType, exact: bool) -> Result<Vec<StageDevice>> {
-    let mut real: Vec<((&str, Option<usize>, bool), DeviceRef)> = Vec::new();
+    let mut real: Vec<(_, DeviceRef)> = Vec::new();
     let mut devices = Vec::with_capacity(cluster.devices.len());
     for entry in &cluster.devices {
         let key = (entry.backend.as_str(), entry.threads, entry.int8);

@@ -28,33 +28,19 @@ use zofo_hal::DType;
 /// Steps of a block.
 pub(crate) const STEPS: usize = 32;
 
+/// `dtype, blocks, rows, panels, bytes, np, c, ldc, fresh`: accumulates all blocks of `rows` with `np` panels of a weight that are `bytes` apart.
+type Few = unsafe fn(DType, usize, &[*const Block], *const u8, usize, usize, *mut f32, usize, bool);
+/// `dtype, blocks, rows, panels, np, c, ldc, fresh`: the same with panels that were prepared, each of `blocks` blocks.
+type Sweep = unsafe fn(DType, usize, &[*const Block], *const Panel, usize, *mut f32, usize, bool);
+
 /// The compiled functions of one way to multiply.
 pub(crate) struct Int8 {
     /// What multiplies; part of the device's name.
     pub(crate) name: &'static str,
-    /// Accumulates all blocks of up to [`FEW`] rows with panels of a weight, `bytes` apart.
-    few: unsafe fn(
-        dtype: DType,
-        blocks: usize,
-        rows: &[*const Block],
-        panels: *const u8,
-        bytes: usize,
-        np: usize,
-        c: *mut f32,
-        ldc: usize,
-        fresh: bool,
-    ),
-    /// The same for any number of rows and panels that [`prepare`](Self::prepare) made, each of `blocks` blocks.
-    sweep: unsafe fn(
-        dtype: DType,
-        blocks: usize,
-        rows: &[*const Block],
-        panels: *const Panel,
-        np: usize,
-        c: *mut f32,
-        ldc: usize,
-        fresh: bool,
-    ),
+    /// For up to [`FEW`] rows.
+    few: Few,
+    /// For any number of rows.
+    sweep: Sweep,
     /// Blocks `first .. first + n` of a weight's panel.
     prepare: unsafe fn(dtype: DType, panel: *const u8, first: usize, n: usize, out: *mut Panel),
 }
@@ -399,7 +385,7 @@ table!(neon_dot, "neon-dot", dot::NeonDot, "dotprod");
 impl Int8 {
     /// The fastest way to multiply that a tier allows: with less than its instructions it does not use others.
     pub(crate) fn of(isa: Isa) -> &'static Self {
-        Self::all().into_iter().flatten().filter(|(tier, _)| *tier == isa).last().map_or(&scalar::INT8, |(_, int8)| int8)
+        Self::all().into_iter().flatten().rfind(|(tier, _)| *tier == isa).map_or(&scalar::INT8, |(_, int8)| int8)
     }
 
     /// The ways of this machine with the tiers that use them, slower ones first.
