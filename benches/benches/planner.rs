@@ -92,7 +92,9 @@ fn planning(c: &mut Criterion) {
                     Ok(found) => println!("  {}: {:.4} s a step", name.name(), found.outcome.makespan()),
                     Err(e) => println!("  {}: {e}", name.name()),
                 }
-                group.bench_function(format!("{}/{bed}/{}", name.name(), estimator.name()), |b| b.iter(|| name.propose(black_box(&p), &method)));
+                group.bench_function(format!("{}/{bed}/{}", name.name(), estimator.name()), |b| {
+                    b.iter(|| name.propose(black_box(&p), &method))
+                });
             }
         }
     }
@@ -102,12 +104,9 @@ fn planning(c: &mut Criterion) {
 fn simulation(c: &mut Criterion) {
     let mut group = c.benchmark_group("simulate");
     group.sample_size(10).measurement_time(Duration::from_secs(10)).warm_up_time(Duration::from_millis(500));
-    for (stages, m, q, g, readout) in [
-        (6, 8, 12, 4, Readout::Loss),
-        (6, 8, 12, 4, Readout::Cut),
-        (1000, 1000, 16, 16, Readout::Cut),
-        (1000, 1000, 16, 4, Readout::Loss),
-    ] {
+    for (stages, m, q, g, readout) in
+        [(6, 8, 12, 4, Readout::Loss), (6, 8, 12, 4, Readout::Cut), (1000, 1000, 16, 16, Readout::Cut), (1000, 1000, 16, 4, Readout::Loss)]
+    {
         let w = Workload {
             roles: [vec![Role::ZerothOrder; stages / 2], vec![Role::FirstOrder; stages - stages / 2]].concat(),
             directions: q,

@@ -21,15 +21,19 @@ impl Factory {
 
 /// Every kind of device. A new backend is one more line; the first one is measured unless the environment says otherwise.
 pub fn factories() -> Vec<Factory> {
-    let mut all = vec![Factory::new("cpu", |threads| cpu(threads, None))];
-    all.extend(Isa::ALL.map(|isa| Factory::new(format!("cpu-{isa}"), move |threads| cpu(threads, Some(isa)))));
+    let eight = |int8, name| Factory::new(name, move |threads| cpu(threads, chosen_isa()?, int8));
+    let mut all = vec![eight(false, "cpu"), eight(true, "cpu-int8")];
+    all.extend(Isa::ALL.map(|isa| Factory::new(format!("cpu-{isa}"), move |threads| cpu(threads, Some(isa), false))));
     all
 }
 
-fn cpu(threads: usize, isa: Option<Isa>) -> Result<DeviceRef> {
-    let mut options = CpuOptions::default();
-    (options.threads, options.isa) = (Some(threads), isa);
-    Ok(CpuDevice::new(options)?)
+/// The tier that `ZOFO_CPU_ISA` names.
+fn chosen_isa() -> Result<Option<Isa>> {
+    env::var("ZOFO_CPU_ISA").ok().map(|name| Isa::named(&name).map_err(|e| e.context("ZOFO_CPU_ISA"))).transpose()
+}
+
+fn cpu(threads: usize, isa: Option<Isa>, int8: bool) -> Result<DeviceRef> {
+    Ok(CpuDevice::new(CpuOptions { threads: Some(threads), isa, int8 })?)
 }
 
 /// Threads of every contestant: `ZOFO_BENCH_THREADS`, or the physical cores that the process may use.

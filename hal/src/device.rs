@@ -87,6 +87,8 @@ pub struct Features {
     pub exact_updates: bool,
     /// Shared weight bytes are used in place.
     pub maps_weights: bool,
+    /// Products `x W^T` with block-quantised weights round activations to 8 bits; see [`crate::op::MatMul`].
+    pub int8_products: bool,
 }
 
 /// How far an element type is usable.
@@ -207,12 +209,20 @@ pub trait Device: Send + Sync {
 pub struct OpenOptions {
     /// Threads of a CPU device; `None` is the number of physical cores that the affinity mask and the cgroup allow.
     pub threads: Option<usize>,
+    /// Whether the device may round activations to 8 bits; one that does says [`Features::int8_products`].
+    pub int8: bool,
 }
 
 impl OpenOptions {
     /// A stated number of threads.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Whether activations may be rounded to 8 bits.
+    pub fn int8(mut self, int8: bool) -> Self {
+        self.int8 = int8;
         self
     }
 }

@@ -7,6 +7,7 @@
 //! backend = "cpu"      # or "cpu:0", "cuda:1"; several devices may be virtual ones over one backend
 //! threads = 1          # of a CPU device; shared by all virtual devices over it when left out
 //! compute = "f32"      # or "f16", "bf16": type of the activations
+//! int8 = true          # products with block-quantised weights round activations to 8 bits: faster, less exact; left out: they do not
 //! memory = "4GiB"      # refuses a model that does not fit; left out: not checked
 //! layers = 2           # a given split; either all devices say it or none
 //! board = "jetson-orin-nx"   # for `zofo plan`: speed and memory by the board's data sheet
@@ -44,6 +45,9 @@ pub struct DeviceEntry {
     /// Type of activations, except the residual stream, which is f32.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "compute", serialize_with = "compute_name")]
     pub compute: Option<DType>,
+    /// Whether products with block-quantised weights round activations to 8 bits, which not every backend does.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub int8: bool,
     /// Memory limit in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "size")]
     pub memory: Option<u64>,
@@ -61,7 +65,18 @@ pub struct DeviceEntry {
 impl DeviceEntry {
     /// A virtual device over the CPU backend.
     pub fn virtual_cpu(name: impl Into<String>, kind: Kind) -> Self {
-        Self { name: name.into(), kind, backend: cpu(), threads: None, compute: None, memory: None, layers: None, board: None, flops: None }
+        Self {
+            name: name.into(),
+            kind,
+            backend: cpu(),
+            threads: None,
+            compute: None,
+            int8: false,
+            memory: None,
+            layers: None,
+            board: None,
+            flops: None,
+        }
     }
 }
 

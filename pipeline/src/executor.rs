@@ -192,7 +192,9 @@ impl Executor {
             )));
         }
         if schedule.workload.readout == Readout::Tail {
-            return Err(Error::unsupported(format!("schedule `{name}` is a model of latency: behind the cut nobody can return a gradient")));
+            return Err(Error::unsupported(format!(
+                "schedule `{name}` is a model of latency: behind the cut nobody can return a gradient"
+            )));
         }
         setup.adapter.check(setup.source.config())?;
         let importer = Arc::new(Mutex::new(Importer::new()));

@@ -21,6 +21,7 @@ memory = "4GiB"
 name = "gpu0"
 kind = "bp"
 threads = 2
+int8 = true
 "#;
 
 #[test]
@@ -30,6 +31,7 @@ fn a_file_is_read_and_written() {
     assert_eq!(c.devices[0].compute, Some(DType::F16));
     assert_eq!(c.devices[0].memory, Some(4 << 30));
     assert_eq!(c.devices[1].threads, Some(2));
+    assert_eq!([c.devices[0].int8, c.devices[1].int8], [false, true]);
     assert_eq!(Cluster::parse(&c.to_toml()).unwrap(), c);
 }
 

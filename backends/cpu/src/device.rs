@@ -1,6 +1,7 @@
 //! The CPU as a device.
 
 use crate::{
+    gemm::Int8,
     isa::{Isa, Tier},
     kernels,
     memory::{ALIGNMENT, Counters},
@@ -28,6 +29,9 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// Instruction set. `None`: the fastest that is available.
     pub isa: Option<Isa>,
+    /// Whether products `x W^T` with block-quantised weights round activations to 8 bits, per row and block of 32: faster, less exact
+    /// ([`Features::int8_products`]). All tiers give the same bits.
+    pub int8: bool,
 }
 
 /// What a device, its queues and its weights share.
@@ -36,6 +40,7 @@ pub(crate) struct Core {
     pub(crate) tier: Tier,
     pub(crate) noise: perturb::Tier,
     pub(crate) pool: Pool,
+    pub(crate) int8: Option<&'static Int8>,
     pub(crate) counters: Arc<Counters>,
     memory_bytes: Option<u64>,
 }
@@ -57,19 +62,18 @@ impl CpuDevice {
     pub fn new(options: CpuOptions) -> Result<Arc<Self>> {
         let tier = match options.isa {
             None => Tier::best(),
-            Some(isa) => Tier::new(isa).ok_or_else(|| {
-                let has: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-                Error::invalid(format!("this CPU or build has no {isa}; it has {}", has.join(", ")))
-            })?,
+            Some(isa) => Tier::new(isa).ok_or_else(|| Isa::lacking(isa.name()))?,
         };
         let threads = options.threads.unwrap_or_else(default_threads);
         if threads > MAX_THREADS {
             return Err(Error::invalid(format!("{threads} threads; a CPU device takes at most {MAX_THREADS}")));
         }
         let pool = Pool::new(threads)?;
+        let int8 = options.int8.then(|| Int8::of(tier.isa()));
         let core = Core {
-            info: info(threads, tier.isa()),
+            info: info(threads, tier.isa(), int8),
             tier,
+            int8,
             noise: noise_tier(tier.isa()),
             pool,
             counters: Arc::default(),
@@ -110,8 +114,10 @@ fn model_name() -> Option<String> {
     None
 }
 
-fn info(threads: usize, isa: Isa) -> DeviceInfo {
-    let mut info = DeviceInfo::new(DeviceKind::Cpu, format!("CPU, {threads} thread{}, {isa}", if threads == 1 { "" } else { "s" }));
+fn info(threads: usize, isa: Isa, int8: Option<&Int8>) -> DeviceInfo {
+    let s = if threads == 1 { "" } else { "s" };
+    let int8 = int8.map(|int8| format!(", int8 by {}", int8.name)).unwrap_or_default();
+    let mut info = DeviceInfo::new(DeviceKind::Cpu, format!("CPU, {threads} thread{s}, {isa}{int8}"));
     info.soc = model_name();
     if let Some(model) = &info.soc {
         info.fingerprint = format!("{}, {model}", info.name);
@@ -122,8 +128,12 @@ fn info(threads: usize, isa: Isa) -> DeviceInfo {
 
 /// The generator's tier of the same name; its bits are the same on every tier, so a missing one costs only time.
 fn noise_tier(isa: Isa) -> perturb::Tier {
-    // The generator does not tell kinds of AVX-512 apart.
-    let name = if isa == Isa::Avx512Bf16 { Isa::Avx512.name() } else { isa.name() };
+    // The generator has no use for bf16.
+    let name = match isa {
+        Isa::Avx512Bf16 => Isa::Avx512.name(),
+        Isa::NeonBf16 => Isa::Neon.name(),
+        other => other.name(),
+    };
     perturb::Tier::available().find(|t| t.name() == name).unwrap_or(perturb::Tier::SCALAR)
 }
 
@@ -144,6 +154,7 @@ impl Device for CpuDevice {
         f.deterministic = true;
         f.exact_updates = true;
         f.maps_weights = true;
+        f.int8_products = self.core.int8.is_some();
         f
     }
     fn space(&self) -> MemorySpace {
@@ -157,7 +168,7 @@ impl Device for CpuDevice {
         kernels::supports(op)
     }
     fn workspace(&self, op: &Op<TensorSpec>) -> usize {
-        kernels::workspace(op, self.core.pool.threads())
+        kernels::workspace(op, &self.core)
     }
     fn create_queue(&self) -> Result<Box<dyn Queue>> {
         let device = self.this.upgrade().ok_or_else(|| Error::invalid("the device is being dropped"))?;
@@ -181,11 +192,11 @@ impl Driver for CpuDriver {
         "cpu"
     }
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![info(default_threads(), Tier::best().isa())])
+        Ok(vec![info(default_threads(), Tier::best().isa(), None)])
     }
     fn open(&self, index: usize, options: &OpenOptions) -> Result<DeviceRef> {
         match index {
-            0 => Ok(CpuDevice::new(CpuOptions { threads: options.threads, isa: None })?),
+            0 => Ok(CpuDevice::new(CpuOptions { threads: options.threads, isa: None, int8: options.int8 })?),
             _ => Err(Error::invalid(format!("CPU device {index} of 1: only cpu:0 is there"))),
         }
     }

@@ -13,16 +13,21 @@
 //! The left operand is read where it lies (f32) or converted per block. The right one comes as panels `[k][16]`: where a weight has them
 //! already they are used in place, else they are made for the block ([`pack`]). Up to [`FEW`] rows multiply panels of any type as they
 //! lie, decoded in registers: such products wait for memory. On tiers with bf16 dot products, bf16 activations meet bf16 and quantised
-//! weights as bf16 pairs ([`dot`]); a quantised weight is rounded to bf16 for it.
+//! weights as bf16 pairs ([`dot`]); a quantised weight is rounded to bf16 for it. On devices that round activations to 8 bits, quantised
+//! weights are multiplied as the integers that they hold ([`int8`]).
 
 #[cfg(target_arch = "x86_64")]
 mod dot;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod dot_neon;
 mod format;
+mod int8;
 mod job;
 mod kernel;
 mod pack;
 
 pub(crate) use format::{panel_bytes, units};
+pub(crate) use int8::{Int8, STEPS as INT8_STEPS};
 pub(crate) use job::{Epilogue, Extension, Job, JobScratch, Left as JobLeft};
 use kernel::FEW;
 pub(crate) use kernel::{Panels, Table};

@@ -1,8 +1,9 @@
 //! Instruction-set tiers: which exist here, and running a kernel compiled for one.
 
 use crate::simd::{self, Simd};
-use alloc::vec::Vec;
+use alloc::{format, vec::Vec};
 use core::fmt;
+use zofo_hal::{Error, Result};
 
 /// A set of instructions that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,15 +19,30 @@ pub enum Isa {
     Avx512Bf16,
     /// aarch64 with NEON.
     Neon,
+    /// The same with FEAT_BF16: products of bf16 by bf16 in one instruction.
+    NeonBf16,
 }
 
 impl Isa {
     /// Every tier, slowest first.
-    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Neon];
+    pub const ALL: [Self; 6] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Neon, Self::NeonBf16];
 
     /// Tiers that this machine runs, slowest first. Without feature `std` these are the ones that the crate was compiled for.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The tier called `name`, if this machine runs it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the tiers that it does run.
+    pub fn named(name: &str) -> Result<Self> {
+        Self::available().into_iter().find(|isa| isa.name() == name).ok_or_else(|| Self::lacking(name))
+    }
+
+    pub(crate) fn lacking(name: &str) -> Error {
+        let has: Vec<&str> = Self::available().into_iter().map(Self::name).collect();
+        Error::invalid(format!("this CPU or build has no {name}; it has {}", has.join(", ")))
     }
 
     /// The name used in device names, tables and on command lines.
@@ -37,6 +53,7 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Neon => "neon",
+            Self::NeonBf16 => "neon-bf16",
         }
     }
 
@@ -62,7 +79,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_available() && x86_has!("avx512bf16"),
             Self::Neon => cfg!(all(target_arch = "aarch64", target_feature = "neon")),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => Self::Neon.is_available() && aarch64_has!("bf16"),
             _ => false,
         }
     }
@@ -85,7 +103,20 @@ macro_rules! x86_has {
     }};
 }
 #[cfg(target_arch = "x86_64")]
-use x86_has;
+pub(crate) use x86_has;
+
+/// As [`x86_has`].
+#[cfg(target_arch = "aarch64")]
+macro_rules! aarch64_has {
+    ($($feature:tt),*) => {{
+        #[cfg(feature = "std")]
+        { $(std::arch::is_aarch64_feature_detected!($feature))&&* }
+        #[cfg(not(feature = "std"))]
+        { $(cfg!(target_feature = $feature))&&* }
+    }};
+}
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64_has;
 
 /// A tier that is known to run here: the proof that its kernels may be called.
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +191,7 @@ impl Tier {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512(task) },
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-            Isa::Neon => task.run::<simd::Neon>(),
+            Isa::Neon | Isa::NeonBf16 => task.run::<simd::Neon>(),
             _ => task.run::<simd::Scalar>(),
         }
     }
@@ -192,5 +223,16 @@ mod tests {
     fn a_tier_of_another_architecture_is_refused() {
         let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
         assert!(Tier::new(foreign).is_none());
+        for name in [foreign.name(), "mmx"] {
+            let e = Isa::named(name).unwrap_err();
+            assert!(e.message().contains(name) && e.message().contains("it has scalar"), "{e}");
+        }
+    }
+
+    #[test]
+    fn names_find_their_tiers() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::named(isa.name()).unwrap(), isa);
+        }
     }
 }

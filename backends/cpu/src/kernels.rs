@@ -9,7 +9,15 @@ mod matmul;
 mod primitive;
 mod update;
 
-use crate::{gemm::Table, isa::Tier, memory::Block, pool::Pool, scratch::Carver, view::Mat};
+use crate::{
+    device::Core,
+    gemm::{Int8, Table},
+    isa::Tier,
+    memory::Block,
+    pool::Pool,
+    scratch::Carver,
+    view::Mat,
+};
 use zofo_hal::{
     DType, Error, Lacking, Op, Operand, Result, Support, TensorArg,
     op::OperandRef,
@@ -22,17 +30,20 @@ pub(crate) struct Context<'a> {
     pub(crate) gemm: &'static Table,
     pub(crate) noise: perturb::Tier,
     pub(crate) pool: &'a Pool,
+    /// How activations of 8 bits are multiplied, on a device that does.
+    pub(crate) int8: Option<&'static Int8>,
     block: &'a Block,
 }
 
 impl<'a> Context<'a> {
-    pub(crate) fn new(tier: Tier, pool: &'a Pool, noise: perturb::Tier, block: &'a Block) -> Self {
-        Self { tier, gemm: Table::of(tier.isa()), noise, pool, block }
+    pub(crate) fn new(core: &'a Core, block: &'a Block) -> Self {
+        let &Core { tier, noise, ref pool, int8, .. } = core;
+        Self { tier, gemm: Table::of(tier.isa()), noise, pool, int8, block }
     }
 
     /// The queue's scratch.
     fn carver(&self) -> Carver<'a> {
-        Carver::of(self.block)
+        Carver::of(self.block, self.int8.is_some())
     }
 }
 
@@ -48,9 +59,9 @@ macro_rules! table {
             }
         }
 
-        /// Bytes of scratch that `op` needs on a device of `threads` threads.
-        pub(crate) fn workspace<T: Operand>(op: &Op<T>, threads: usize) -> usize {
-            let mut carver = Carver::measure();
+        /// Bytes of scratch that `op` needs on a device.
+        pub(crate) fn workspace<T: Operand>(op: &Op<T>, core: &Core) -> usize {
+            let (threads, mut carver) = (core.pool.threads(), Carver::measure(core.int8.is_some()));
             match op {
                 $(Op::$op(op) => drop($scratch(op, threads, &mut carver)),)*
                 _ => {}

@@ -77,6 +77,15 @@ pub(crate) fn sqrt(x: f32) -> f32 {
     return libm::sqrtf(x);
 }
 
+/// `a b + c`, rounded once.
+#[inline(always)]
+pub(crate) fn fma(a: f32, b: f32, c: f32) -> f32 {
+    #[cfg(feature = "std")]
+    return a.mul_add(b, c);
+    #[cfg(not(feature = "std"))]
+    return libm::fmaf(a, b, c);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -81,7 +81,7 @@ impl CpuQueue {
 
     /// Makes room for the scratch of `op`.
     fn make_room(&self, state: &mut State, op: &Op<TensorArg>) -> Result<()> {
-        self.grow(state, kernels::workspace(op, self.core.pool.threads()))
+        self.grow(state, kernels::workspace(op, &self.core))
     }
 
     fn grow(&self, state: &mut State, bytes: usize) -> Result<()> {
@@ -102,7 +102,7 @@ impl CpuQueue {
         state.submitted += 1;
         // After a failure within a replay the rest never runs.
         if state.sticky.is_none() {
-            let cx = Context::new(self.core.tier, &self.core.pool, self.core.noise, &state.workspace);
+            let cx = Context::new(&self.core, &state.workspace);
             // Safety: `check` and `make_room` have passed under the lock that is still held.
             if let Err(e) = unsafe { kernels::run(op, &cx) } {
                 state.sticky = Some(self.named(op, Some(sequence), e));

@@ -27,18 +27,24 @@ pub(crate) struct Carver<'a> {
     base: *mut u8,
     capacity: usize,
     used: usize,
+    int8: bool,
     block: PhantomData<&'a Block>,
 }
 
 impl<'a> Carver<'a> {
     /// A carver that only counts.
-    pub(crate) fn measure() -> Self {
-        Self { base: ptr::null_mut(), capacity: usize::MAX, used: 0, block: PhantomData }
+    pub(crate) fn measure(int8: bool) -> Self {
+        Self { base: ptr::null_mut(), capacity: usize::MAX, used: 0, int8, block: PhantomData }
     }
 
     /// A carver of `block`.
-    pub(crate) fn of(block: &'a Block) -> Self {
-        Self { base: block.ptr(), capacity: block.bytes(), used: 0, block: PhantomData }
+    pub(crate) fn of(block: &'a Block, int8: bool) -> Self {
+        Self { base: block.ptr(), capacity: block.bytes(), used: 0, int8, block: PhantomData }
+    }
+
+    /// Whether the device multiplies activations of 8 bits where it can.
+    pub(crate) fn int8(&self) -> bool {
+        self.int8
     }
 
     /// Bytes cut so far.
@@ -106,6 +112,12 @@ impl<T: Plain> Slab<T> {
 
     pub(crate) fn ptr(&self) -> *mut T {
         self.ptr
+    }
+
+    /// The same room for other elements, as many as fit; of no stricter alignment.
+    pub(crate) fn cast<U: Plain>(self) -> Slab<U> {
+        const { assert!(align_of::<U>() <= align_of::<T>()) };
+        Slab { ptr: self.ptr.cast(), len: self.len * size_of::<T>() / size_of::<U>() }
     }
 
     /// Elements `first ..` as a slab of `n`.

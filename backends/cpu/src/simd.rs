@@ -56,6 +56,9 @@ pub(crate) trait Simd: 'static {
     unsafe fn signed_bytes(p: *const u8) -> Self::I;
     /// 16 words at `p`.
     unsafe fn words(p: *const u8) -> Self::I;
+    unsafe fn store_words(p: *mut u32, v: Self::I);
+    /// One word in every lane.
+    unsafe fn splat_word(word: u32) -> Self::I;
     unsafe fn and(a: Self::I, mask: u32) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     /// `a - b`, wrapping.
@@ -64,6 +67,12 @@ pub(crate) trait Simd: 'static {
     unsafe fn shl(a: Self::I, n: u32) -> Self::I;
     /// Zeros come in. By a constant it is one instruction.
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
+    /// Byte `n` of every word as its highest, over zeros.
+    #[inline(always)]
+    unsafe fn top(a: Self::I, n: u32) -> Self::I {
+        // Safety: the caller's promise.
+        unsafe { Self::and(Self::shl(a, 24 - 8 * n), 0xff00_0000) }
+    }
     /// Signed integers as f32.
     unsafe fn float(a: Self::I) -> Self::V;
     /// The same bits as f32.

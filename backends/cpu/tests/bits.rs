@@ -1,4 +1,7 @@
 //! A row's bits depend on that row alone: not on threads, rows beside it, or copies. Shapes are large enough to be split.
+//! Every tier of this machine is tested, or with `ZOFO_CPU_ISA=avx2` that one alone.
+
+mod tiers;
 
 use std::sync::Arc;
 use zofo_cpu::{CpuDevice, CpuOptions, Isa};
@@ -9,8 +12,8 @@ use zofo_hal::op::{
 use zofo_hal::perturb::{Direction, Domain, Factor, NoiseParams, Projection, Site, TensorId};
 use zofo_hal::{DType, Device, Op, Queue, TensorArg, TensorSpec, Usage, Uses, WeightData, WeightRef, WeightSpec, alloc_tensor};
 
-fn device(isa: Isa, threads: usize) -> Arc<CpuDevice> {
-    CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).unwrap()
+fn device(isa: Isa, threads: usize, int8: bool) -> Arc<CpuDevice> {
+    CpuDevice::new(CpuOptions { threads: Some(threads), isa: Some(isa), int8 }).unwrap()
 }
 
 /// Numbers in (-1, 1) that depend on `seed` and place.
@@ -28,7 +31,10 @@ struct Host(Box<dyn Queue>, Arc<CpuDevice>);
 
 impl Host {
     fn new(isa: Isa, threads: usize) -> Self {
-        let device = device(isa, threads);
+        Self::on(device(isa, threads, false))
+    }
+
+    fn on(device: Arc<CpuDevice>) -> Self {
         Self(device.create_queue().unwrap(), device)
     }
 
@@ -78,9 +84,13 @@ fn half_bf16(x: f32) -> u16 {
     (x.to_bits() >> 16) as u16
 }
 
+fn tiers_under_test() -> Vec<Isa> {
+    tiers::chosen().unwrap_or_else(|e| panic!("{e}"))
+}
+
 /// Runs `f` with one thread and with two, on every tier, and compares what it gives.
 fn same_on_two_threads(f: impl Fn(&Host) -> Vec<Vec<u32>>) {
-    for isa in Isa::available() {
+    for isa in tiers_under_test() {
         let (one, two) = (f(&Host::new(isa, 1)), f(&Host::new(isa, 2)));
         assert!(one == two, "{isa}: one thread and two give different bits");
     }
@@ -107,7 +117,7 @@ fn products() {
 
 #[test]
 fn rows_alone_and_among_others() {
-    for isa in Isa::available() {
+    for isa in tiers_under_test() {
         let h = Host::new(isa, 2);
         for dtype in [DType::F32, DType::Bf16, DType::Q8_0] {
             for (orientation, k, n) in [(Orientation::Nt, 320, 352), (Orientation::Nn, 352, 320)] {
@@ -123,6 +133,35 @@ fn rows_alone_and_among_others() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn products_in_8_bits() {
+    let mut first: Option<Vec<u32>> = None;
+    for isa in tiers_under_test() {
+        let exact = Host::new(isa, 1);
+        let (one, two) = (Host::on(device(isa, 1, true)), Host::on(device(isa, 2, true)));
+        let run = |h: &Host, rows: std::ops::Range<usize>| {
+            let (w, x) = (h.weight(DType::Q8_0, 352, 320), h.random(131, 320, 1));
+            let y = h.empty(DType::F32, rows.len(), 352);
+            h.run(MatMul::new(x.rows(rows.start, rows.len()), &w, y.clone(), Orientation::Nt));
+            h.bits(&y)
+        };
+        let whole = run(&two, 0..131);
+        assert!(whole == run(&one, 0..131), "{isa}: one thread and two give different bits");
+        for rows in [0..1, 130..131, 17..19, 40..43, 60..65, 77..88, 5..105] {
+            assert!(run(&two, rows.clone()) == whole[rows.start * 352..rows.end * 352], "{isa} rows {rows:?}");
+        }
+        assert!(whole == *first.get_or_insert_with(|| whole.clone()), "{isa} gives other bits than the tier before");
+        assert!(whole != run(&exact, 0..131), "{isa}: nothing is rounded to 8 bits");
+        // Backward products are as ever.
+        let back = |h: &Host| {
+            let (w, dx) = (h.weight(DType::Q8_0, 352, 320), h.empty(DType::F32, 9, 320));
+            h.run(MatMul::new(h.random(9, 352, 2), &w, dx.clone(), Orientation::Nn));
+            h.bits(&dx)
+        };
+        assert!(back(&two) == back(&exact), "{isa}: a backward product is rounded");
     }
 }
 

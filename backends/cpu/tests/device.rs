@@ -9,7 +9,7 @@ use zofo_hal::{
 };
 
 fn device(threads: usize) -> Arc<CpuDevice> {
-    CpuDevice::new(CpuOptions { threads: Some(threads), isa: None }).unwrap()
+    CpuDevice::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).unwrap()
 }
 
 #[test]
@@ -17,9 +17,12 @@ fn a_device_says_what_it_is() {
     let d = device(2);
     assert_eq!(d.info().name, format!("CPU, 2 threads, {}", d.isa()));
     assert_eq!((d.threads(), d.space()), (2, MemorySpace::HOST));
-    assert!(CpuDevice::new(CpuOptions { threads: Some(0), isa: None }).is_err());
+    assert!(CpuDevice::new(CpuOptions { threads: Some(0), ..CpuOptions::default() }).is_err());
+    let eight = CpuDevice::new(CpuOptions { threads: Some(1), int8: true, ..CpuOptions::default() }).unwrap();
+    assert!(eight.info().name.contains(", int8 by ") && eight.features().int8_products && !d.features().int8_products);
+    assert_ne!(eight.info().fingerprint, device(1).info().fingerprint, "results differ, so must fingerprints");
     let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
-    let e = CpuDevice::new(CpuOptions { threads: None, isa: Some(foreign) }).err().unwrap();
+    let e = CpuDevice::new(CpuOptions { isa: Some(foreign), ..CpuOptions::default() }).err().unwrap();
     assert!(e.to_string().contains("scalar"), "{e}");
 }
 
@@ -188,5 +191,5 @@ fn absurd_sizes_are_refused() {
         let e = q.submit(&zofo_hal::op::Fill::new(bad, 1.0).into()).unwrap_err();
         assert_eq!(*e.kind(), ErrorKind::InvalidArgument, "{spec:?}: {e}");
     }
-    assert!(CpuDevice::new(CpuOptions { threads: Some(1 << 20), isa: None }).is_err());
+    assert!(CpuDevice::new(CpuOptions { threads: Some(1 << 20), ..CpuOptions::default() }).is_err());
 }

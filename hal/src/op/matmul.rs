@@ -2,6 +2,10 @@
 //!
 //! In all of them a device may round the values of a block-quantised weight to the type of the activations they meet, where that has 16 bits:
 //! units that multiply 16-bit numbers have no use for more. The reference device does not.
+//!
+//! A device that says [`crate::Features::int8_products`] rounds rows of `a` (`x`) to 8 bits where they meet a block-quantised weight as `x W^T`, in
+//! blocks of 32: with `m` the largest magnitude of a block, each of its numbers is off by at most `m / 254`, up to roundings of f32. Factors of an
+//! adapter and backward products are not affected. A block with a number that is not finite makes the row's results NaN.
 
 use super::{Copies, Form, check, descriptor};
 use crate::{Error, Operand, Result, perturb::Site};

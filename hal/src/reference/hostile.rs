@@ -84,7 +84,14 @@ impl Device for Hostile {
         Limits { alignment: ALIGNMENT, memory_bytes, ..Limits::default() }
     }
     fn features(&self) -> Features {
-        Features { asynchronous: true, backward: true, row_invariant: true, deterministic: true, exact_updates: true, maps_weights: false }
+        Features {
+            asynchronous: true,
+            backward: true,
+            row_invariant: true,
+            deterministic: true,
+            exact_updates: true,
+            ..Features::default()
+        }
     }
     fn space(&self) -> MemorySpace {
         self.shared().space

@@ -136,7 +136,8 @@ fn best(p: &Problem, method: &Method, effort: Effort) -> Result<Found> {
     if !complete {
         bound = bound.min(orders::least(p, &methods));
     }
-    let own = own.map(|(search, method)| search.into_outcome().map(|outcome| Proposal { outcome, method, notes: Vec::new() })).transpose()?;
+    let own =
+        own.map(|(search, method)| search.into_outcome().map(|outcome| Proposal { outcome, method, notes: Vec::new() })).transpose()?;
     match (own, others) {
         (Some(proposal), _) => {
             let makespan = proposal.outcome.makespan();

@@ -93,7 +93,9 @@ pub(super) fn line(w: &Workload, timing: &Timing) -> f64 {
     // What is left when the gradient of a micro-batch has left the cut.
     let read = match (cut > 0, w.readout) {
         (true, Readout::Cut) if shape.estimates() => up(cut) + stages[cut - 1].dot * shape.smallest,
-        (true, Readout::Guide) if w.guides() => up(cut).min(hop(cut, 0, stages[cut - 1].boundary_bytes)) + stages[cut - 1].guide.min(stages[0].guide),
+        (true, Readout::Guide) if w.guides() => {
+            up(cut).min(hop(cut, 0, stages[cut - 1].boundary_bytes)) + stages[cut - 1].guide.min(stages[0].guide)
+        }
         _ => 0.0,
     };
     // Suffix sums: from behind stage s to the losses, for the base, for a copy.
@@ -102,7 +104,8 @@ pub(super) fn line(w: &Workload, timing: &Timing) -> f64 {
     for s in (0..n).rev() {
         base_down[s] = base(s) + down(s) + base_down[s + 1];
         let goes_on = s + 1 < cut || w.readout == Readout::Loss;
-        copy_down[s] = if goes_on || s < cut { shape.copy(&stages[s]) + if goes_on { down(s) + copy_down[s + 1] } else { 0.0 } } else { 0.0 };
+        copy_down[s] =
+            if goes_on || s < cut { shape.copy(&stages[s]) + if goes_on { down(s) + copy_down[s + 1] } else { 0.0 } } else { 0.0 };
     }
     // From the losses up to the cut.
     let mut back_up = vec![0.0; n + 1];

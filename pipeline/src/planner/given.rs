@@ -84,7 +84,9 @@ fn balanced(p: &Problem, method: &Method, devices: &[usize], roles: &[Role]) -> 
         w.readout = Readout::Tail;
     }
     let shape = Shape::new(&w);
-    let load = |s: usize, l: &Range<usize>| shape.load(&w, &p.stage(devices[s], l, roles[s]), roles[s] != Role::FirstOrder, s + 1 == cut, s + 1 == n);
+    let load = |s: usize, l: &Range<usize>| {
+        shape.load(&w, &p.stage(devices[s], l, roles[s]), roles[s] != Role::FirstOrder, s + 1 == cut, s + 1 == n)
+    };
     let fits = |s: usize, l: &Range<usize>| split::short_by(p, devices[s], l, usize::from(roles[s] == Role::FirstOrder)).is_none();
     let found = split::min_max(p.layers(), n, |s, l| if fits(s, l) { load(s, l) } else { f64::INFINITY });
     // Where nothing fits, simulating the split that ignores memory says which device is short and by how much.

@@ -80,9 +80,10 @@ fn search(p: &Problem, method: &Method, text: Text) -> Result<Proposal> {
         Text::Mended => candidates.partition_point(|t| tail.table(*t).is_none()),
         Text::Printed => 0,
     };
-    let free = candidates.last().and_then(|t| tail.table(*t)).map_or(f64::INFINITY, |t| {
-        (npus.len()..=layers - gpus.len()).map(|s| head.cost(s) + t.cost(s)).fold(f64::INFINITY, f64::min)
-    });
+    let free = candidates
+        .last()
+        .and_then(|t| tail.table(*t))
+        .map_or(f64::INFINITY, |t| (npus.len()..=layers - gpus.len()).map(|s| head.cost(s) + t.cost(s)).fold(f64::INFINITY, f64::min));
     for t_max in candidates.into_iter().skip(first) {
         if best.as_ref().is_some_and(|(t, _)| free + tail.pass() * (m - 1.0) * t_max >= *t) {
             break;

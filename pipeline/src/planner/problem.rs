@@ -90,8 +90,9 @@ impl Problem {
         let (weights, trained) = (of(|l| l.weight_bytes), of(|l| l.trainable_bytes));
         let activations = of(|l| l.activation_bytes);
         let names = || costs.devices.iter().map(|d| d.name.as_str());
-        let links = (costs.devices.len() <= TABLED)
-            .then(|| names().flat_map(|from| names().map(move |to| (from, to))).map(|(from, to)| costs.links.between(from, to).link()).collect());
+        let links = (costs.devices.len() <= TABLED).then(|| {
+            names().flat_map(|from| names().map(move |to| (from, to))).map(|(from, to)| costs.links.between(from, to).link()).collect()
+        });
         Ok(Self { native, emulated, weights, trained, activations, links, costs })
     }
 

@@ -54,7 +54,11 @@ pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned
         let mut proposal = found.proposal.clone();
         let gone = left_out(p, &found);
         if !gone.is_empty() {
-            proposal.notes.push(format!("{} left out: with {} a step takes no less", gone.join(", "), if gone.len() == 1 { "it" } else { "them" }));
+            proposal.notes.push(format!(
+                "{} left out: with {} a step takes no less",
+                gone.join(", "),
+                if gone.len() == 1 { "it" } else { "them" }
+            ));
         }
         let Found { lower_bound, proven_optimal, .. } = found;
         return Ok(Planned { planner, proposal, lower_bound, proven_optimal, seconds, verdict });

@@ -14,6 +14,8 @@ pub enum Expect {
     Reference,
     /// A value within its bound, rounded to the output's type.
     Near(Est),
+    /// As `Near` of the first bound, or of the second on a device that rounds activations to 8 bits in such a product.
+    Product(Est, Est),
     /// These bits on a device with exact updates, a value near them on others.
     Sequence(f32, Est),
 }

@@ -7,8 +7,8 @@ use crate::{
 };
 use std::{error::Error as StdError, ops::Range, sync::Arc, time::Duration};
 use zofo_hal::{
-    BufferRef, DType, DeviceRef, Error, ErrorKind, Matrix, Op, Queue, Support, TensorArg, TensorSpec, Usage, WeightData, WeightSpec,
-    reference::Reference,
+    BufferRef, DType, DeviceRef, Error, ErrorKind, Features, Matrix, Op, Queue, Support, TensorArg, TensorSpec, Usage, WeightData,
+    WeightSpec, reference::Reference,
 };
 
 /// Why a test failed.
@@ -99,7 +99,7 @@ impl Bench {
     }
 
     fn compare(&self, operand: &Operand, expect: &[Expect], got: &HostTensor, reference: &HostTensor) -> Outcome {
-        let exact_updates = self.device.features().exact_updates;
+        let Features { exact_updates, int8_products: int8, .. } = self.device.features();
         let (dtype, size) = (got.dtype, got.dtype.block().1);
         for (i, expect) in expect.iter().enumerate() {
             let at = i * size..(i + 1) * size;
@@ -117,6 +117,11 @@ impl Bench {
                     ensure!(g == r, "{} is {} ({g:02x?}), the reference has {} ({r:02x?})", place(), value(got), value(reference));
                 }
                 Expect::Near(est) => within(est, dtype, value(got), value(reference)).map_err(|e| format!("{} {e}", place()))?,
+                Expect::Product(est, eight) => {
+                    let of_device = if int8 { eight } else { est };
+                    within(est, dtype, value(reference), value(reference)).map_err(|e| format!("{} {e}", place()))?;
+                    within(of_device, dtype, value(got), value(reference)).map_err(|e| format!("{} {e}", place()))?;
+                }
                 Expect::Sequence(exact, est) => {
                     let est = if exact_updates { Est::from(f64::from(exact)) } else { est };
                     within(est, dtype, value(got), exact.into()).map_err(|e| format!("{} {e}", place()))?;

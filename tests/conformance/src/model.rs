@@ -2,7 +2,7 @@
 
 use crate::{
     case::Expect,
-    estimate::{Acc, Est},
+    estimate::{Acc, Est, U},
     host::HostTensor,
     quantised,
 };
@@ -40,6 +40,25 @@ impl Mat {
             w.v.iter_mut().for_each(|v| *v = v.in_type(x));
         }
         w
+    }
+
+    /// Activations in a product with a weight of type `w`, where a device rounds them to 8 bits ([`zofo_hal::Features::int8_products`]).
+    ///
+    /// With m the largest magnitude of a block of 32, its numbers become `q m / 127`, q the nearest integer: off by half a step, m / 254. Of what f32
+    /// adds, `127 / m`, its product with x and `m / 127` are rounded: 3 U relative to the number, which 4 U of m cover, and the other half of a step
+    /// moves by as little. In the product the error of x meets every part of a weight's value alike, so it is an error of x and nothing else; scales
+    /// and sums of codes take at most 8 roundings per block of 32 terms, for which [`Acc`] counts 32.
+    pub fn in_8_bits(mut self, w: DType) -> Self {
+        const BLOCK: usize = 32;
+        if w.is_quantised() {
+            for row in self.v.chunks_exact_mut(self.cols.max(1)) {
+                for block in row.chunks_mut(BLOCK) {
+                    let largest = block.iter().fold(0.0f64, |m, x| m.max(x.v.abs() + x.e));
+                    block.iter_mut().for_each(|x| x.e += largest * (1.0 / 254.0 + 4.0 * U));
+                }
+            }
+        }
+        self
     }
 
     /// One element.
@@ -131,6 +150,18 @@ impl Blocks {
         for row in 0..self.total() {
             for col in 0..cols {
                 out.push(if self.is_live(row) { Expect::Near(f(row, col)) } else { Expect::Untouched });
+            }
+        }
+        out
+    }
+
+    /// As [`expect`](Self::expect), of a product whose left operand is one of two: as it is, and rounded to 8 bits.
+    pub fn expect_product(&self, cols: usize, left: [&Mat; 2], mut f: impl FnMut(&Mat, usize, usize) -> Est) -> Vec<Expect> {
+        let mut out = Vec::with_capacity(self.total() * cols);
+        for row in 0..self.total() {
+            for col in 0..cols {
+                let [exact, rounded] = left.map(|x| if self.is_live(row) { f(x, row, col) } else { Est::ZERO });
+                out.push(if self.is_live(row) { Expect::Product(exact, rounded) } else { Expect::Untouched });
             }
         }
         out

@@ -6,7 +6,9 @@
 //! |---|---|
 //! | f32, f16 | `[k][16]` |
 //! | bf16 | `[k / 2][16][2]`, as the dot-product instructions read it; filled up with a step of zeros |
-//! | block-quantised | per block the checkpoint's fields, each `[16]`: byte i of a block of 16 rows side by side, scales as 16-bit units |
+//! | block-quantised | per block the checkpoint's fields, each `[16]`: codes as words of four bytes, scales as 16-bit units, sub-scales as bytes |
+//!
+//! Four codes of a row are one word because that is what integer dot products read (`int8`).
 //!
 //! Nothing is converted or rounded: 16 rows take the bytes of 16 rows. [`each`] gives the steps as f32, by the sequence of operations that
 //! `zofo_hal::quant` defines.
@@ -18,13 +20,13 @@ use zofo_hal::DType;
 /// Fields of a quantised block: their size and how many follow each other.
 fn fields(dtype: DType) -> &'static [(usize, usize)] {
     match dtype {
-        DType::Q8_0 => &[(2, 1), (1, 32)],
-        DType::Q4_0 => &[(2, 1), (1, 16)],
-        DType::Q4_1 => &[(2, 2), (1, 16)],
-        DType::Q5_0 => &[(2, 1), (1, 20)],
-        DType::Q5_1 => &[(2, 2), (1, 20)],
-        DType::Q4K => &[(2, 2), (1, 140)],
-        DType::Q6K => &[(1, 208), (2, 1)],
+        DType::Q8_0 => &[(2, 1), (4, 8)],
+        DType::Q4_0 => &[(2, 1), (4, 4)],
+        DType::Q4_1 => &[(2, 2), (4, 4)],
+        DType::Q5_0 => &[(2, 1), (4, 5)],
+        DType::Q5_1 => &[(2, 2), (4, 5)],
+        DType::Q4K => &[(2, 2), (1, 12), (4, 32)],
+        DType::Q6K => &[(4, 48), (1, 16), (2, 1)],
         _ => &[],
     }
 }
@@ -118,25 +120,40 @@ macro_rules! blocks {
     };
 }
 
-/// Runs a body for the nibbles of 16 byte planes from `at`: the low ones are elements 0..16, the high ones 16..32.
+/// Runs a body for each of the four codes of a word, whose shift must be known to the compiler.
+macro_rules! four {
+    (|$t:ident| $body:expr) => {
+        four!(@ $t $body; 0 1 2 3)
+    };
+    (@ $t:ident $body:expr; $($n:literal)*) => {
+        $({
+            const $t: usize = $n;
+            $body
+        })*
+    };
+}
+
+/// Runs a body for the nibbles of 4 vectors of words from `at`: the low ones are elements 0..16, the high ones 16..32.
 macro_rules! nibbles {
     ($b:ident, $at:expr, |$j:ident, $q:ident| $body:expr) => {
-        for $j in 0..16 {
-            let $q: [S::I; P] = vectors!(p => S::and(S::bytes($b[p].add(($at + $j) * NR)), 15));
-            $body
-        }
-        for $j in 16..32 {
-            let $q: [S::I; P] = vectors!(p => S::shr(S::bytes($b[p].add(($at + $j - 16) * NR)), 4));
-            $body
+        for high in [0, 16] {
+            for g in 0..4 {
+                let words: [S::I; P] = vectors!(p => S::shr(S::words($b[p].add(($at + 4 * g) * NR)), high / 4));
+                four!(|T| {
+                    let $j = high as usize + 4 * g + T;
+                    let $q: [S::I; P] = vectors!(p => S::and(S::shr(words[p], 8 * T as u32), 15));
+                    $body
+                });
+            }
         }
     };
 }
 
-/// As [`nibbles`], with a fifth bit each from the four byte planes in front of them.
+/// As [`nibbles`], with a fifth bit each from the words in front of them.
 macro_rules! fives {
     ($b:ident, $at:expr, |$j:ident, $q:ident| $body:expr) => {
-        // All 32 fifth bits of a row as one word, which a shift brings to bit 4 in turn.
-        let mut high: [S::I; P] = vectors!(p => fifths::<S>($b[p].add($at * NR)));
+        // All 32 fifth bits of a row are one word, which a shift brings to bit 4 in turn.
+        let mut high: [S::I; P] = vectors!(p => S::words($b[p].add($at * NR)));
         nibbles!($b, $at + 4, |$j, $q| {
             let $q: [S::I; P] = vectors!(p => S::or($q[p], S::and(S::shl(high[p], 4), 16)));
             high = vectors!(p => S::shr(high[p], 1));
@@ -174,13 +191,18 @@ unsafe fn bf16<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
     }
 }
 
+/// 2^-24.
+const SMALL: u32 = (127 - 24) << 23;
+
 #[inline(always)]
 unsafe fn q8_0<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize, sink: &mut impl Sink<S, P>) {
     unsafe {
         blocks!(b, 32 in 34, k0, kc, |b, k| {
-            let d: [S::V; P] = vectors!(p => S::half(b[p]));
-            for j in 0..32 {
-                sink.step(k + j, vectors!(p => S::mul(S::float(S::signed_bytes(b[p].add((2 + j) * NR))), d[p])));
+            // Codes are converted from the tops of words, 2^24 times too large, which changes no bit of the products.
+            let d: [S::V; P] = vectors!(p => S::mul(S::half(b[p]), S::bits(S::splat_word(SMALL))));
+            for g in 0..8 {
+                let words: [S::I; P] = vectors!(p => S::words(b[p].add((2 + 4 * g) * NR)));
+                four!(|T| sink.step(k + 4 * g + T, vectors!(p => S::mul(S::float(S::top(words[p], T as u32)), d[p]))));
             }
         });
     }
@@ -207,16 +229,6 @@ unsafe fn q4_1<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
     }
 }
 
-/// The four byte planes at `b` as one word per row.
-#[inline(always)]
-unsafe fn fifths<S: Simd>(b: *const u8) -> S::I {
-    unsafe {
-        let (first, second) = (S::bytes(b), S::shl(S::bytes(b.add(NR)), 8));
-        let (third, fourth) = (S::shl(S::bytes(b.add(2 * NR)), 16), S::shl(S::bytes(b.add(3 * NR)), 24));
-        S::or(S::or(first, second), S::or(third, fourth))
-    }
-}
-
 #[inline(always)]
 unsafe fn q5_0<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize, sink: &mut impl Sink<S, P>) {
     unsafe {
@@ -240,7 +252,7 @@ unsafe fn q5_1<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
 
 /// Scale and minimum of sub-block `j` of eight.
 #[inline(always)]
-unsafe fn scale_min<S: Simd>(b: *const u8, j: usize) -> (S::V, S::V) {
+pub(in crate::gemm) unsafe fn scale_min<S: Simd>(b: *const u8, j: usize) -> (S::V, S::V) {
     // The sub-block's 6-bit numbers are plane j for the first four; of the others, low nibbles and the top bits of those.
     unsafe {
         let s = b.add(4 * NR);
@@ -261,11 +273,13 @@ unsafe fn q4_k<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
         blocks!(b, 256 in 144, k0, kc, |b, k| {
             let j = (k0 + k) % 256 / 32;
             let scales: [(S::V, S::V); P] = vectors!(p => scale_min::<S>(b[p], j));
-            // 32 planes hold two sub-blocks: the low nibbles are the even one, the high nibbles the odd one.
-            for l in 0..32 {
-                let bytes: [S::I; P] = vectors!(p => S::bytes(b[p].add((16 + j / 2 * 32 + l) * NR)));
-                let q: [S::I; P] = if j.is_multiple_of(2) { vectors!(p => S::and(bytes[p], 15)) } else { vectors!(p => S::shr(bytes[p], 4)) };
-                sink.step(k + l, vectors!(p => S::sub(S::mul(scales[p].0, S::float(q[p])), scales[p].1)));
+            // 32 bytes of a row hold two sub-blocks: the low nibbles are the even one, the high nibbles the odd one.
+            for g in 0..8 {
+                let words: [S::I; P] = vectors!(p => S::shr(S::words(b[p].add((16 + j / 2 * 32 + 4 * g) * NR)), (j % 2 * 4) as u32));
+                four!(|T| {
+                    let q: [S::I; P] = vectors!(p => S::and(S::shr(words[p], 8 * T as u32), 15));
+                    sink.step(k + 4 * g + T, vectors!(p => S::sub(S::mul(scales[p].0, S::float(q[p])), scales[p].1)));
+                });
             }
         });
     }
@@ -275,19 +289,24 @@ unsafe fn q4_k<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize,
 unsafe fn q6_k<S: Simd, const P: usize>(b: [*const u8; P], k0: usize, kc: usize, sink: &mut impl Sink<S, P>) {
     unsafe {
         blocks!(b, 256 in 210, k0, kc, |b, k| {
-            // Half of 128, quarter of 32 within it: quarters share 64 planes of low nibbles and 32 planes of bit pairs.
+            // Half of 128, quarter of 32 within it: quarters share 64 bytes of low nibbles and 32 bytes of bit pairs.
             let j = (k0 + k) % 256 / 32;
             let (half, quarter) = (j / 4, j % 4);
             for sixteen in 0..2 {
                 let d: [S::V; P] = vectors!(p => S::half(b[p].add(208 * NR)));
                 let scales: [S::V; P] =
                     vectors!(p => S::mul(d[p], S::float(S::signed_bytes(b[p].add((192 + 2 * j + sixteen) * NR)))));
-                for l in 16 * sixteen..16 * sixteen + 16 {
-                    let low: [S::I; P] = vectors!(p => S::bytes(b[p].add((64 * half + 32 * (quarter % 2) + l) * NR)));
-                    let low: [S::I; P] = if quarter < 2 { vectors!(p => S::and(low[p], 15)) } else { vectors!(p => S::shr(low[p], 4)) };
-                    let pairs: [S::I; P] = vectors!(p => S::bytes(b[p].add((128 + 32 * half + l) * NR)));
-                    let pairs: [S::I; P] = vectors!(p => S::shl(S::and(S::shr(pairs[p], 2 * quarter as u32), 3), 4));
-                    sink.step(k + l, vectors!(p => S::mul(scales[p], S::float(S::minus(S::or(low[p], pairs[p]), 32)))));
+                for g in 4 * sixteen..4 * sixteen + 4 {
+                    let low: [S::I; P] = vectors!(p => S::words(b[p].add((64 * half + 32 * (quarter % 2) + 4 * g) * NR)));
+                    let low: [S::I; P] = vectors!(p => S::shr(low[p], (quarter / 2 * 4) as u32));
+                    let pairs: [S::I; P] = vectors!(p => S::words(b[p].add((128 + 32 * half + 4 * g) * NR)));
+                    let pairs: [S::I; P] = vectors!(p => S::shr(pairs[p], 2 * quarter as u32));
+                    four!(|T| {
+                        let low: [S::I; P] = vectors!(p => S::and(S::shr(low[p], 8 * T as u32), 15));
+                        let high: [S::I; P] = vectors!(p => S::shl(S::and(S::shr(pairs[p], 8 * T as u32), 3), 4));
+                        let q: [S::V; P] = vectors!(p => S::float(S::minus(S::or(low[p], high[p]), 32)));
+                        sink.step(k + 4 * g + T, vectors!(p => S::mul(scales[p], q[p])));
+                    });
                 }
             }
         });

@@ -1,6 +1,6 @@
 //! A whole product: tiles, threads, and what is done with a finished tile.
 
-use super::{Extent, MT, NC, NR, Packing, Right, Tile, pack::PackingSlabs, product};
+use super::{Extent, MT, NC, NR, Packing, Right, Tile, int8, pack::PackingSlabs, product};
 use crate::{
     isa::tiered,
     kernels::Context,
@@ -107,11 +107,14 @@ pub(crate) struct JobScratch {
     extension: Slabs<f32>,
     rows: Slabs<*const u8>,
     packing: PackingSlabs,
+    /// The left operand in 8 bits, if it is multiplied so.
+    blocks: Slab<int8::Block>,
 }
 
 impl JobScratch {
-    /// Cuts scratch for a product of up to `m` rows and `n` columns, and an extension of `sets * width` steps.
-    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize, extension: usize, spread: bool) -> Self {
+    /// Cuts scratch for a product of up to `m` rows and `n` columns, an extension of `sets * width` steps, and a left operand of so many
+    /// blocks of 8-bit numbers: 0 where it is multiplied as it is.
+    pub(crate) fn carve(c: &mut Carver<'_>, workers: usize, m: usize, n: usize, extension: usize, spread: bool, blocks: usize) -> Self {
         let (m, n) = (m.min(MT), n.next_multiple_of(NR).min(NC));
         Self {
             acc: c.workers(workers, m * n),
@@ -119,6 +122,7 @@ impl JobScratch {
             extension: c.workers(workers, extension * n),
             rows: c.workers(workers, m),
             packing: Packing::carve(c, workers, m, n),
+            blocks: c.shared(blocks),
         }
     }
 }
@@ -152,6 +156,20 @@ impl Job<'_> {
         if m == 0 || self.n == 0 {
             return;
         }
+        let eight = match (self.left, cx.int8) {
+            (Left::Rows(x), Some(int8)) if scratch.blocks.len() > 0 => {
+                let left = int8::Rows { blocks: scratch.blocks, per_row: self.k / int8::STEPS };
+                cx.pool.split(m, self.k, &|rows, _| {
+                    for i in rows {
+                        // Safety: the scratch has blocks for all rows, each of which is one task's.
+                        let row = unsafe { left.blocks.part(i * left.per_row, left.per_row).get_mut() };
+                        int8::quantise(cx.tier, &x, self.rows.at(i), row);
+                    }
+                });
+                Some((int8, left))
+            }
+            _ => None,
+        };
         let (columns, rows) = grid(cx.pool.threads(), m, self.n, self.k);
         let (across, down) = (self.n.div_ceil(columns), m.div_ceil(rows));
         // Row by row of the grid: neighbours in time share the left operand.
@@ -159,11 +177,21 @@ impl Job<'_> {
             let (n0, m0) = (task % across * columns, task / across * rows);
             let n = min(columns, self.n - n0);
             // Safety: the caller's promise; the worker's slabs are its own, and tasks write disjoint parts of the output.
-            unsafe { self.task(cx, scratch, worker, n0, n, m0..min(m0 + rows, m)) };
+            unsafe { self.task(cx, scratch, worker, eight, n0, n, m0..min(m0 + rows, m)) };
         });
     }
 
-    unsafe fn task(&self, cx: &Context<'_>, scratch: &JobScratch, worker: usize, n0: usize, n: usize, m: core::ops::Range<usize>) {
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn task(
+        &self,
+        cx: &Context<'_>,
+        scratch: &JobScratch,
+        worker: usize,
+        eight: Option<(&int8::Int8, int8::Rows)>,
+        n0: usize,
+        n: usize,
+        m: core::ops::Range<usize>,
+    ) {
         let ld = n.next_multiple_of(NR);
         let acc = Tile { acc: scratch.acc.of(worker), ld };
         let own = Tile { acc: scratch.own.of(worker), ld };
@@ -187,7 +215,13 @@ impl Job<'_> {
             let rows = m0..min(m0 + step.min(MT), m.end);
             // Safety: the caller's promise; slabs are the worker's.
             unsafe {
-                self.base(cx, scratch.rows.of(worker), &packing, n0, n, rows.clone(), acc);
+                match &eight {
+                    Some((int8, left)) => {
+                        let e = Extent { m: rows.len(), n0, n, k: self.k, right_k: 0, fresh: true };
+                        int8::product(int8, left, rows.start, &self.right, e, acc, &packing);
+                    }
+                    None => self.base(cx, scratch.rows.of(worker), &packing, n0, n, rows.clone(), acc),
+                }
                 if self.spread == 1 {
                     // Rows of different blocks in turn: each block has its own extension.
                     let mut first = rows.start;

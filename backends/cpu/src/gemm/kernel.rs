@@ -60,6 +60,8 @@ impl Table {
             Isa::Avx512Bf16 => &AVX512_BF16,
             #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
             Isa::Neon => &neon::TABLE,
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Isa::NeonBf16 => &NEON_BF16,
             _ => &scalar::TABLE,
         }
     }
@@ -118,6 +120,8 @@ table!(avx512, simd::Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 static AVX512_BF16: Table = Table { dot: Some(&dot::DOT), ..avx512::TABLE };
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 table!(neon, simd::Neon);
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+static NEON_BF16: Table = Table { dot: Some(&super::dot_neon::DOT), ..neon::TABLE };
 
 /// Runs `$run!(rows, panels)` over blocks of `$mr` rows by `$pr` panels, and what is left over at the edges. Of few rows several panels are
 /// taken at a time, so that there are chains enough to hide an addition's latency.

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     convert,
-    scratch::{Carver, Slab, Slabs},
+    scratch::{Carver, Plain, Slab, Slabs},
     view::Mat,
     weight::{CpuWeight, WeightView},
 };
@@ -36,6 +36,23 @@ impl Packing {
             rows: c.workers(workers, NR * KC),
             pointers: c.workers(workers, m),
         }
+    }
+}
+
+impl Packing {
+    /// Room for the addresses of `m` rows, whatever they point to.
+    ///
+    /// # Safety
+    /// The calling thread alone uses `self`.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn pointers<T>(&self, m: usize) -> &mut [*const T] {
+        // Safety: the caller's promise; pointers are alike.
+        unsafe { core::slice::from_raw_parts_mut(self.pointers.part(0, m).ptr().cast(), m) }
+    }
+
+    /// The room of the panels, for codes.
+    pub(crate) fn codes<T: Plain>(&self) -> Slab<T> {
+        self.panels.cast()
     }
 }
 
@@ -90,8 +107,8 @@ impl Left<'_> {
     /// # Safety
     /// The calling thread alone uses `packing`.
     pub(crate) unsafe fn pairs<'p>(&self, k0: usize, m0: usize, m: usize, packing: &'p Packing) -> &'p [*const u32] {
-        // Safety: the caller's promise; pointers are alike, whatever they point to.
-        let pointers = unsafe { core::slice::from_raw_parts_mut(packing.pointers.part(0, m).ptr().cast::<*const u32>(), m) };
+        // Safety: the caller's promise.
+        let pointers = unsafe { packing.pointers(m) };
         if let Left::Rows { rows, .. } = self {
             pointers.iter_mut().zip(&rows[m0..]).for_each(|(p, row)| *p = row.wrapping_add(2 * k0).cast());
         }
@@ -112,7 +129,7 @@ impl Left<'_> {
         packing: &'p Packing,
     ) -> &'p [*const f32] {
         // Safety: the caller's promise.
-        let pointers = unsafe { packing.pointers.part(0, m).get_mut() };
+        let pointers = unsafe { packing.pointers(m) };
         match self {
             Left::Rows { rows, dtype: DType::F32 } => {
                 for (p, row) in pointers.iter_mut().zip(&rows[m0..]) {
@@ -215,7 +232,18 @@ impl<'a> Right<'a> {
         self.panels && (self.dtype == DType::Bf16 || self.dtype.is_quantised())
     }
 
-    fn panel_bytes(&self) -> usize {
+    /// Its type.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Panel `p` as it lies.
+    pub(crate) fn panel(&self, p: usize) -> *const u8 {
+        self.data.wrapping_add(p * self.panel_bytes())
+    }
+
+    /// Bytes of a panel of a weight.
+    pub(crate) fn panel_bytes(&self) -> usize {
         // It fitted the address space when the weight was packed.
         panel_bytes(self.dtype, self.cols).unwrap_or(0)
     }
@@ -226,8 +254,7 @@ impl<'a> Right<'a> {
     }
 
     fn stored(&self, k0: usize, kc: usize, p: usize) -> Panels {
-        let bytes = self.panel_bytes();
-        Panels { data: self.data.wrapping_add(p * bytes), dtype: self.dtype, bytes, k0, kc }
+        Panels { data: self.panel(p), dtype: self.dtype, bytes: self.panel_bytes(), k0, kc }
     }
 
     /// Panels `p0 .. p0 + np`, steps `k0 .. k0 + kc`, as f32: address and distance between panels.

@@ -107,10 +107,10 @@ pub(super) fn lora_matmul_backward_scratch<T: Operand>(
     LoraBackwardScratch {
         u: c.shared(rows * rank),
         jobs: [
-            JobScratch::carve(c, threads, rows, rank, 0, false),
-            JobScratch::carve(c, threads, if op.dx.is_some() { rows } else { 0 }, inputs, rank, false),
-            JobScratch::carve(c, threads, rank, inputs, 0, false),
-            JobScratch::carve(c, threads, rank, outputs, 0, false),
+            JobScratch::carve(c, threads, rows, rank, 0, false, 0),
+            JobScratch::carve(c, threads, if op.dx.is_some() { rows } else { 0 }, inputs, rank, false, 0),
+            JobScratch::carve(c, threads, rank, inputs, 0, false, 0),
+            JobScratch::carve(c, threads, rank, outputs, 0, false, 0),
         ],
     }
 }

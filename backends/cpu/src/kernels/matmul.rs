@@ -2,21 +2,34 @@
 
 use super::{Context, check_direction, noise_params, primitive::add_noise};
 use crate::{
-    gemm::{Epilogue, Extension, Extent, Job, JobLeft, JobScratch, Left, MT, NR, Packing, PackingSlabs, Right, Tile, pack_factor, product},
+    gemm::{
+        Epilogue, Extension, Extent, INT8_STEPS, Job, JobLeft, JobScratch, Left, MT, NR, Packing, PackingSlabs, Right, Tile, pack_factor,
+        product,
+    },
     isa::tiered,
     scratch::{Carver, Slab, Slabs},
     view::{Mat, Rows},
 };
 use core::{cmp::min, ops::Range};
 use zofo_hal::{
-    Operand, Result, TensorArg,
+    Matrix, Operand, Result, TensorArg,
     op::{Copies, Form, LoraMatMul, MatMul, Orientation, PerturbLoraMatMul},
     perturb::{NoiseParams, Site, Tier},
 };
 
+/// Blocks that `x` is rounded to 8 bits in, where it meets `w` as `x W^T`: 0 if it is not.
+fn int8_blocks<T: Operand>(x: &T, w: &Matrix<T>, c: &Carver<'_>) -> usize {
+    let [rows, cols] = x.spec().shape();
+    match w {
+        Matrix::Weight(w) if c.int8() && T::weight_spec(w).dtype.is_quantised() => rows * (cols / INT8_STEPS),
+        _ => 0,
+    }
+}
+
 pub(super) fn matmul_scratch<T: Operand>(op: &MatMul<T>, threads: usize, c: &mut Carver<'_>) -> JobScratch {
     let [m, n] = op.out.spec().shape();
-    JobScratch::carve(c, threads, m, n, 0, false)
+    let blocks = if op.orientation == Orientation::Nt { int8_blocks(&op.a, &op.b, c) } else { 0 };
+    JobScratch::carve(c, threads, m, n, 0, false, blocks)
 }
 
 pub(super) unsafe fn matmul(op: &MatMul<TensorArg>, cx: &Context<'_>) -> Result<()> {
@@ -115,6 +128,7 @@ struct Sizes {
     sets: usize,
     width: usize,
     spread: bool,
+    blocks: usize,
 }
 
 impl LoraScratch {
@@ -122,7 +136,7 @@ impl LoraScratch {
         let panels = s.rank.next_multiple_of(NR);
         let m = min(s.rows, MT);
         Self {
-            job: JobScratch::carve(c, threads, s.rows, s.outputs, s.sets * s.width, s.spread),
+            job: JobScratch::carve(c, threads, s.rows, s.outputs, s.sets * s.width, s.spread, s.blocks),
             low: c.shared(s.rows * s.width),
             factor: c.workers(threads, panels * s.inputs),
             tile: c.workers(threads, m * panels),
@@ -310,7 +324,11 @@ impl Lora<'_> {
 pub(super) fn lora_matmul_scratch<T: Operand>(op: &LoraMatMul<T>, threads: usize, c: &mut Carver<'_>) -> LoraScratch {
     let ([rows, inputs], rank) = (op.x.spec().shape(), op.a.spec().rows);
     let outputs = op.out.spec().cols;
-    LoraScratch::carve(&Sizes { rows, inputs, outputs, rank, sets: 1, width: rank, spread: false }, threads, c)
+    LoraScratch::carve(
+        &Sizes { rows, inputs, outputs, rank, sets: 1, width: rank, spread: false, blocks: int8_blocks(&op.x, &op.w, c) },
+        threads,
+        c,
+    )
 }
 
 pub(super) unsafe fn lora_matmul(op: &LoraMatMul<TensorArg>, cx: &Context<'_>) -> Result<()> {
@@ -347,7 +365,11 @@ fn width<T: Operand>(op: &PerturbLoraMatMul<T>) -> usize {
 pub(super) fn perturb_lora_matmul_scratch<T: Operand>(op: &PerturbLoraMatMul<T>, threads: usize, c: &mut Carver<'_>) -> LoraScratch {
     let ([rows, outputs], [rank, inputs]) = (op.out.spec().shape(), op.a.spec().shape());
     let (sets, width) = (op.copies.total(), width(op));
-    LoraScratch::carve(&Sizes { rows, inputs, outputs, rank, sets, width, spread: op.shared_input }, threads, c)
+    LoraScratch::carve(
+        &Sizes { rows, inputs, outputs, rank, sets, width, spread: op.shared_input, blocks: int8_blocks(&op.x, &op.w, c) },
+        threads,
+        c,
+    )
 }
 
 pub(super) unsafe fn perturb_lora_matmul(op: &PerturbLoraMatMul<TensorArg>, cx: &Context<'_>) -> Result<()> {

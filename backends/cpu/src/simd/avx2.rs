@@ -83,6 +83,17 @@ impl Simd for Avx2 {
         unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
     }
     #[inline(always)]
+    unsafe fn store_words(p: *mut u32, v: Self::I) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v[0]);
+            _mm256_storeu_si256(p.add(8).cast(), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> Self::I {
+        unsafe { [_mm256_set1_epi32(word as i32); 2] }
+    }
+    #[inline(always)]
     unsafe fn and(a: Self::I, mask: u32) -> Self::I {
         unsafe { [_mm256_and_si256(a[0], _mm256_set1_epi32(mask as i32)), _mm256_and_si256(a[1], _mm256_set1_epi32(mask as i32))] }
     }
@@ -101,6 +112,17 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn shr(a: Self::I, n: u32) -> Self::I {
         unsafe { [_mm256_srl_epi32(a[0], _mm_cvtsi32_si128(n as i32)), _mm256_srl_epi32(a[1], _mm_cvtsi32_si128(n as i32))] }
+    }
+    #[inline(always)]
+    unsafe fn top(a: Self::I, n: u32) -> Self::I {
+        // Of a lane's 16 places the top ones take byte n of their words, others zero.
+        unsafe {
+            let places = _mm256_or_si256(
+                _mm256_set1_epi32(((n << 24) | 0x0080_8080) as i32),
+                _mm256_set_epi32(12 << 24, 8 << 24, 4 << 24, 0, 12 << 24, 8 << 24, 4 << 24, 0),
+            );
+            a.map(|a| _mm256_shuffle_epi8(a, places))
+        }
     }
     #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {

@@ -80,6 +80,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
     #[inline(always)]
+    unsafe fn store_words(p: *mut u32, v: Self::I) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> Self::I {
+        unsafe { _mm512_set1_epi32(word as i32) }
+    }
+    #[inline(always)]
     unsafe fn and(a: Self::I, mask: u32) -> Self::I {
         unsafe { _mm512_and_si512(a, _mm512_set1_epi32(mask as i32)) }
     }
@@ -98,6 +106,14 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn shr(a: Self::I, n: u32) -> Self::I {
         unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn top(a: Self::I, n: u32) -> Self::I {
+        // As in AVX2.
+        unsafe {
+            let words = _mm512_set4_epi32(12 << 24, 8 << 24, 4 << 24, 0);
+            _mm512_shuffle_epi8(a, _mm512_or_si512(_mm512_set1_epi32(((n << 24) | 0x0080_8080) as i32), words))
+        }
     }
     #[inline(always)]
     unsafe fn float(a: Self::I) -> Self::V {

@@ -84,6 +84,16 @@ impl Simd for Neon {
         unsafe { from_fn(|i| vreinterpretq_u32_u8(vld1q_u8(p.add(16 * i)))) }
     }
     #[inline(always)]
+    unsafe fn store_words(p: *mut u32, v: Self::I) {
+        for (i, v) in v.into_iter().enumerate() {
+            unsafe { vst1q_u32(p.add(4 * i), v) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> Self::I {
+        unsafe { [vdupq_n_u32(word); 4] }
+    }
+    #[inline(always)]
     unsafe fn and(a: Self::I, mask: u32) -> Self::I {
         unsafe { from_fn(|i| vandq_u32(a[i], vdupq_n_u32(mask))) }
     }

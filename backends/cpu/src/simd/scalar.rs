@@ -76,6 +76,15 @@ impl Simd for Scalar {
         unsafe { p.cast::<Self::I>().read_unaligned() }
     }
     #[inline(always)]
+    unsafe fn store_words(p: *mut u32, v: Self::I) {
+        // Safety: valid for 16 elements.
+        unsafe { p.cast::<Self::I>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> Self::I {
+        [word; 16]
+    }
+    #[inline(always)]
     unsafe fn and(a: Self::I, mask: u32) -> Self::I {
         a.map(|x| x & mask)
     }

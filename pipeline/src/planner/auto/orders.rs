@@ -39,7 +39,8 @@ fn types(p: &Problem) -> Vec<Vec<usize>> {
 pub(super) fn all(p: &Problem, limit: usize) -> (Vec<Vec<Device>>, bool) {
     let types = types(p);
     for (mixed, sorted) in [(true, false), (false, false), (false, true)] {
-        let mut walk = Walk { p, types: &types, used: vec![0; types.len()], order: Vec::new(), found: Vec::new(), limit, mixed, sorted, steps: 0 };
+        let mut walk =
+            Walk { p, types: &types, used: vec![0; types.len()], order: Vec::new(), found: Vec::new(), limit, mixed, sorted, steps: 0 };
         if walk.go() {
             return (walk.found, mixed);
         }
@@ -250,5 +251,9 @@ pub(super) fn nothing_fits(p: &Problem) -> Error {
             }
         })
         .collect();
-    Error::invalid(format!("no split of the {} layers fits; at most they fit, with one micro-batch under way: {}", p.layers(), lines.join(", ")))
+    Error::invalid(format!(
+        "no split of the {} layers fits; at most they fit, with one micro-batch under way: {}",
+        p.layers(),
+        lines.join(", ")
+    ))
 }

@@ -60,7 +60,18 @@ pub(super) struct Search<'a> {
 impl<'a> Search<'a> {
     /// A search for what beats `incumbent`.
     pub fn new(p: &'a Problem, method: Method, effort: Effort, incumbent: f64) -> Self {
-        Self { p, method, left: effort, incumbent, best: None, failure: None, open: f64::INFINITY, favourite: 0, tables: Vec::new(), places: HashMap::new() }
+        Self {
+            p,
+            method,
+            left: effort,
+            incumbent,
+            best: None,
+            failure: None,
+            open: f64::INFINITY,
+            favourite: 0,
+            tables: Vec::new(),
+            places: HashMap::new(),
+        }
     }
 
     pub fn incumbent(&self) -> f64 {

@@ -121,7 +121,9 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
         let all: Vec<_> = rows
             .iter()
             .map(|(planner, found, took)| match found {
-                Ok(o) => json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "simulated": Simulated::new(&p, o)}),
+                Ok(o) => {
+                    json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "simulated": Simulated::new(&p, o)})
+                }
                 Err(e) => json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "error": e.message()}),
             })
             .collect();

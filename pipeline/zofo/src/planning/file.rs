@@ -168,7 +168,11 @@ impl PlanFile {
             verdict: planned.verdict.iter().map(comparison).collect(),
             stages: stages.collect(),
             placement: layout.placement.clone(),
-            chains: layout.chains.iter().map(|c| [c.stages.start, c.stages.end, c.micro_batches.start as usize, c.micro_batches.end as usize]).collect(),
+            chains: layout
+                .chains
+                .iter()
+                .map(|c| [c.stages.start, c.stages.end, c.micro_batches.start as usize, c.micro_batches.end as usize])
+                .collect(),
             credits: [c.hidden, c.copies, c.delta, c.awaiting],
             split_backward: schedule.workload.split_backward,
             order: schedule.lists.iter().map(|list| list.iter().map(ToString::to_string).collect()).collect(),

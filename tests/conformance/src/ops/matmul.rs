@@ -113,7 +113,8 @@ fn matmul(rng: &mut Rng, p: Product, [m, k, n]: [usize; 3]) -> Case {
     let (am, bm) = (Mat::of(&a), Mat::met_by(&b, p.types.x));
     let (biases, old) = (bias.as_ref().map(Mat::of), before.as_ref().map(Mat::of));
     let blocks = p.blocks;
-    let element = |r: usize, c: usize| {
+    let rounded = if p.orientation == Orientation::Nt { am.clone().in_8_bits(b.dtype) } else { am.clone() };
+    let element = |am: &Mat, r: usize, c: usize| {
         let terms = if tn { (0..k).filter(|&i| blocks.is_live(i)).collect() } else { (0..k).collect::<Vec<_>>() };
         let product = dot(
             terms.len(),
@@ -132,7 +133,7 @@ fn matmul(rng: &mut Rng, p: Product, [m, k, n]: [usize; 3]) -> Case {
         }
         sum.done()
     };
-    let expect = if tn { Blocks::one(m).expect(n, element) } else { blocks.expect(n, element) };
+    let expect = if tn { Blocks::one(m) } else { blocks }.expect_product(n, [&am, &rounded], element);
     let (alpha, beta, copies, o) = (p.alpha, p.beta, p.blocks.copies, p.orientation);
     let case = Case::new(format!("m {m}, k {k}, n {n}, {}, bias {}, alpha {alpha}, beta {beta}", blocks.describe(), p.bias), move |x| {
         MatMul::new(x.t("a"), x.m("b"), x.t("out"), o).bias(x.opt("bias")).live(x.opt("live")).alpha(alpha).beta(beta).copies(copies)
@@ -193,8 +194,8 @@ fn lora(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, sizes: [usiz
     let ([x, a, b, bias], w) = ([&l.x, &l.a, &l.b, &l.bias].map(Mat::of), Mat::met_by(&l.w, l.x.dtype));
     let xa = Mat::of(&HostTensor::random(rng, DType::F32, blocks.total(), r, 0.0))
         .map(|row, j, _| if blocks.is_live(row) { dot(k, |i| x.at(row, i), |i| a.part(j, i)).done() } else { Est::ZERO });
-    let out = blocks.expect(n, |row, c| {
-        let mut sum = dot(k, |i| x.at(row, i), |i| w.part(c, i));
+    let out = blocks.expect_product(n, [&x, &x.clone().in_8_bits(weight)], |met, row, c| {
+        let mut sum = dot(k, |i| met.at(row, i), |i| w.part(c, i));
         sum.add_scaled(dot(r, |j| xa.at(row, j), |j| b.part(c, j)), l.scale.into());
         if !blocks.is_tangent(row) {
             sum.add(bias.at(0, c));
@@ -255,8 +256,9 @@ fn perturb(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, sizes: [u
             })
         })
         .collect();
-    let at = |row: usize, i: usize| x.at(if shared { blocks.base(row) } else { row }, i);
-    let out = blocks.expect(n, |row, c| {
+    let source = |row: usize| if shared { blocks.base(row) } else { row };
+    let at = |row: usize, i: usize| x.at(source(row), i);
+    let out = blocks.expect_product(n, [&x, &x.clone().in_8_bits(weight)], |met, row, c| {
         let block = row / blocks.rows;
         let base = blocks.base(row);
         // (x p^T) q^T of some row of x and some factors; the inner product may be rounded to the type of x before it is multiplied again.
@@ -267,7 +269,7 @@ fn perturb(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, sizes: [u
             };
             dot(r, inner, |j| q.part(c, j))
         };
-        let mut sum = dot(if tangent && shared && block > 0 { 0 } else { k }, |i| at(row, i), |i| w.part(c, i));
+        let mut sum = dot(if tangent && shared && block > 0 { 0 } else { k }, |i| met.at(source(row), i), |i| w.part(c, i));
         if block < copies.first_copy() {
             sum.add_scaled(low_rank(row, &a, &b, false), l.scale.into());
         } else {
