@@ -7,7 +7,7 @@
 //! Errata of the text that are mended here: the programme behind keeps to `t_max` (as printed it never does); `t_max` takes all of its finitely
 //! many values (steps of epsilon lose up to `3 (M - 1) epsilon`); a stage keeps `min(M, |G| - i)` micro-batches, i from 0 (as printed the last
 //! keeps none); tables are made once and not for every number of layers in front. What cannot be mended is the objective: it has no term for
-//! the rate of bp-free devices, so it gives them all that memory allows. [`as_printed`] is the original.
+//! the rate of bp-free devices, so it gives them all that memory allows. `as_printed` is the original.
 
 use super::{Layout, Method, Problem, Proposal, split};
 use crate::{cluster::Kind, ir::Readout, order::ScheduleName};
