@@ -61,7 +61,7 @@ Examples:
     kind = "bp"        # can backpropagate; the last device must
     backend = "cpu"
     threads = 2        # of a CPU device [default: --threads]
-    int8 = false       # true: quantised weights meet 8-bit activations; faster, less exact (docs/performance.md)
+    int8 = false       # true: 8-bit products with quantised weights, inexact
     memory = "4GiB"    # refuse a model that does not fit [default: unchecked]
     layers = 3
 
