@@ -177,6 +177,32 @@ fn nonsense_is_refused_by_name() {
     assert!(e.message().contains("`gx`"), "{e}\n{links}");
 }
 
+/// Replicas of a zeroth-order stage share out its directions; everybody takes the base pass, and only scalars cross.
+#[test]
+fn directions_are_shared_out() {
+    use zofo_pipeline::{
+        ir::Role,
+        planner::{Member, Split, StageLayout},
+    };
+    let mut c = costs(2, vec![free("n0", 1.0), free("n1", 1.0), bp("g0", 4.0)], 2, EstimatorName::CutDifference, 8);
+    c.group = 8;
+    c.layers.iter_mut().for_each(|l| l.weight_bytes = 10.0);
+    let p = Problem::new(c).unwrap();
+    let (method, _) = auto::asked(&p);
+    let run = |members: &[usize]| {
+        let share = 1.0 / members.len() as f64;
+        let members = members.iter().map(|d| Member { device: *d, share }).collect();
+        let stages =
+            vec![StageLayout::group(members, 0..1, Split::Directions, Role::ZerothOrder), StageLayout::single(2, 1..2, Role::FirstOrder)];
+        Layout::line(stages).best(&p, &method).unwrap()
+    };
+    let (alone, both) = (run(&[0]), run(&[0, 1]));
+    // Two micro-batches of one base pass and eight copies each, then of four.
+    assert!(alone.makespan() >= 18.0 && both.makespan() >= 10.0 && both.makespan() < 12.0, "{} {}", alone.makespan(), both.makespan());
+    // Both hold the layer whole.
+    assert!(both.devices[..2].iter().all(|d| d.peak_bytes >= 10.0 && d.perturbing == 8.0), "{:?}", both.devices);
+}
+
 /// Random small instances: a few layers of unlike work, a few devices of unlike speed, memory limits, links.
 fn instances(layers: usize, devices: usize) -> impl Strategy<Value = Costs> {
     let device = (1u32..5, any::<bool>(), 0u32..4, 0u32..4);

@@ -217,6 +217,20 @@ fn what_waits_at_the_cut_is_counted() {
     assert_eq!(found.workers[0].peak_dynamic_bytes, 4.0 * 7.0);
 }
 
+/// Directions that end at the exit head come behind all others, so that they fill what a stage would idle and delay nobody.
+#[test]
+fn exit_directions_fill_idle_time() {
+    let t = timing(&[1.0, 1.0, 4.0]);
+    let without = head(2, 1, 4, 2, Readout::Loss);
+    let with = Workload { exit_directions: 1, ..without.clone() };
+    let (_, before) = arrange(&without, &t, &Urgency::frugal(&without)).unwrap();
+    let (schedule, after) = arrange(&with, &t, &Urgency::frugal(&with)).unwrap();
+    assert_eq!(before.makespan, after.makespan);
+    assert!(after.workers[0].busy > before.workers[0].busy);
+    let last_main = schedule.actions(0).position(|a| a.to_string() == "P3[1..2]").unwrap();
+    assert!(schedule.actions(0).take(last_main).all(|a| !a.to_string().starts_with('X')));
+}
+
 /// 1,000 stages, 1,000 micro-batches, 16 directions: a test of size, its time is measured in `benches`.
 #[test]
 fn a_thousand_stages() {

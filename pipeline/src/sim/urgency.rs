@@ -222,7 +222,9 @@ impl<'a> ByUrgency<'a> {
         let (t, m) = (&self.stages[stage], m as usize);
         let base = self.at(stage, Track::Base) > m;
         match track {
-            Track::Base | Track::Exit => true,
+            Track::Base => true,
+            // Extra directions are for time that the stage would idle: when everything else that it forwards is done (HybridOP, section 4.4).
+            Track::Exit => [Track::Base, Track::Copies].iter().all(|k| t.next[*k as usize] == t.total[*k as usize]),
             Track::Copies => stage < self.cut || base,
             Track::First => base,
             Track::Loss if stage < w.tail() => base,
