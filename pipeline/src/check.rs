@@ -28,6 +28,8 @@ pub fn check(schedule: &Schedule) -> Result<Peaks> {
 
 pub(crate) fn coverage(schedule: &Schedule) -> Result<()> {
     let w = &schedule.workload;
+    crate::order::check_size(w)?;
+    chains(w)?;
     if schedule.placement.len() != w.stages() {
         return Err(Error::invalid(format!("{} stages are placed, there are {}", schedule.placement.len(), w.stages())));
     }
@@ -59,6 +61,26 @@ pub(crate) fn coverage(schedule: &Schedule) -> Result<()> {
     match expected.iter().enumerate().find_map(|(s, e)| e.missing().min().map(|a| (s, a))) {
         Some((s, a)) => Err(Error::invalid(format!("stage {s} never does {a}"))),
         None => Ok(()),
+    }
+}
+
+/// Whether several pipelines follow one another in stages and micro-batches, and are all there is.
+fn chains(w: &Workload) -> Result<()> {
+    let (mut stages, mut micro_batches) = (0, 0);
+    for c in &w.chains {
+        if c.stages.start != stages || c.stages.is_empty() || c.micro_batches.start != micro_batches || c.micro_batches.end < micro_batches
+        {
+            return Err(Error::invalid("pipelines must follow one another in stages and micro-batches"));
+        }
+        (stages, micro_batches) = (c.stages.end, c.micro_batches.end);
+    }
+    match w.chains.is_empty() || (stages, micro_batches) == (w.stages(), w.micro_batches) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "pipelines of {stages} stages and {micro_batches} micro-batches for a step of {} and {}",
+            w.stages(),
+            w.micro_batches
+        ))),
     }
 }
 

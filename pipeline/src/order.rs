@@ -126,7 +126,7 @@ impl ScheduleName {
 }
 
 /// Lists of more entries than this fill memory before they are of use to anyone.
-const MAX_ACTIONS: u64 = 50_000_000;
+const MAX_ACTIONS: u64 = 20_000_000;
 
 pub(crate) fn check_size(w: &Workload) -> Result<()> {
     let groups = |n: u32| u64::from(n.div_ceil(w.group.max(1)));

@@ -88,6 +88,31 @@ pub enum PlannerName {
     Auto,
 }
 
+/// Layers, devices and passes of a micro-batch that planners take: they look at pairs of all, and simulate hundreds of candidates.
+const LIMITS: [usize; 3] = [512, 128, 500_000];
+
+/// Whether a problem is of a size that can be planned for.
+pub(crate) fn check_size(p: &Problem) -> Result<()> {
+    let [layers, devices, passes] = LIMITS;
+    if p.layers() > layers || p.devices() > devices {
+        return Err(Error::invalid(format!(
+            "{} layers and {} devices; planners take up to {layers} and {devices}: give several layers as one, or plan for part of the devices",
+            p.layers(),
+            p.devices()
+        )));
+    }
+    let c = p.costs();
+    let each = 2 + c.directions.unwrap_or(1).div_ceil(c.group.max(1)) as usize;
+    let all = (c.micro_batches as usize).saturating_mul(each).saturating_mul(p.devices().min(p.layers()));
+    match all > passes {
+        true => Err(Error::invalid(format!(
+            "a step of some {all} actions is too long to plan for (up to {passes}); its time grows evenly with the micro-batches, so plan with fewer of \
+             them, or with larger groups of directions"
+        ))),
+        false => Ok(()),
+    }
+}
+
 type Plan = fn(&Problem, &Method) -> Result<Proposal>;
 
 /// All planners: the name on the command line, and how it plans.
@@ -144,6 +169,7 @@ impl PlannerName {
     /// # Errors
     /// `InvalidArgument` where no plan of its kind exists, naming the device whose memory is short and by how much.
     pub fn propose(self, p: &Problem, method: &Method) -> Result<Proposal> {
+        check_size(p)?;
         let (_, _, plan) = PLANNERS.iter().find(|(_, n, _)| *n == self).ok_or_else(|| Error::invalid("no such planner"))?;
         plan(p, method)
     }

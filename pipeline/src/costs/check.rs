@@ -7,17 +7,23 @@ use zofo_hal::{Error, Result};
 /// More than any model or cluster has; beyond it a number is a mistake.
 const MOST: usize = 100_000;
 
+/// Larger amounts, and smaller rates, have no meaning in seconds, bytes or watts, and their sums would not be finite.
+const LARGEST: f64 = 1e18;
+
+/// More than any model has heads.
+const UNITS: u32 = 4096;
+
 fn amount(what: impl Fn() -> String, v: f64) -> Result<()> {
-    match v.is_finite() && v >= 0.0 {
+    match (0.0..=LARGEST).contains(&v) {
         true => Ok(()),
-        false => Err(Error::invalid(format!("{} is {v}; it must be a finite number, 0 or more", what()))),
+        false => Err(Error::invalid(format!("{} is {v}; it must be a number from 0 to {LARGEST:e}", what()))),
     }
 }
 
 fn positive(what: impl Fn() -> String, v: f64) -> Result<()> {
-    match v.is_finite() && v > 0.0 {
+    match (1.0 / LARGEST..=LARGEST).contains(&v) {
         true => Ok(()),
-        false => Err(Error::invalid(format!("{} is {v}; it must be a finite number above 0", what()))),
+        false => Err(Error::invalid(format!("{} is {v}; it must be a number above 0, up to {LARGEST:e}", what()))),
     }
 }
 
@@ -46,8 +52,8 @@ impl Costs {
         if self.group == 0 {
             return Err(Error::invalid("group is 0; directions go through a stage in groups of at least 1"));
         }
-        if self.tensor_units == 0 {
-            return Err(Error::invalid("tensor_units is 0; a layer has at least one part"));
+        if self.tensor_units == 0 || self.tensor_units > UNITS {
+            return Err(Error::invalid(format!("tensor_units is {}; a layer has 1 to {UNITS} parts", self.tensor_units)));
         }
         if let Some(q) = self.directions.into_iter().chain([self.exit_directions]).find(|q| *q > 0xffff) {
             return Err(Error::invalid(format!("{q} directions: at most 65535 fit the seed's counter")));
@@ -78,6 +84,11 @@ impl Costs {
         for (i, d) in self.devices.iter().enumerate() {
             if d.name.is_empty() {
                 return Err(Error::invalid(format!("device {i} has an empty name")));
+            }
+            if d.name.chars().count() > 64 || d.name.chars().any(char::is_control) {
+                return Err(Error::invalid(format!(
+                    "the name of device {i} is longer than 64 characters, or has some that cannot be shown"
+                )));
             }
             if !names.insert(&d.name) {
                 return Err(Error::invalid(format!("two devices are called `{}`", d.name)));
@@ -129,8 +140,8 @@ impl Costs {
     fn check_links(&self) -> Result<()> {
         let sound = |which: &dyn Fn() -> String, l: &Link| -> Result<()> {
             amount(|| format!("latency_s of {}", which()), l.latency_s)?;
-            if l.bytes_per_s.is_nan() || l.bytes_per_s <= 0.0 {
-                return Err(Error::invalid(format!("bytes_per_s of {} is {}; it must be above 0, or null", which(), l.bytes_per_s)));
+            if l.bytes_per_s != f64::INFINITY {
+                positive(|| format!("bytes_per_s of {}", which()), l.bytes_per_s)?;
             }
             match (0.0..=1.0).contains(&l.overlap) {
                 true => Ok(()),

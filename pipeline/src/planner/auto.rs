@@ -33,7 +33,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { actions: 200_000, splits: 100_000, orders: 20_000 }
+        Self { actions: 200_000, splits: 100_000, orders: 5_000 }
     }
 }
 
@@ -78,6 +78,7 @@ const WORTH: f64 = 1.05;
 /// # Errors
 /// `InvalidArgument` where no plan fits, naming the device whose memory is short and by how much.
 pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
+    super::check_size(p)?;
     let (method, open) = asked(p);
     if !open {
         return best(p, &method, effort);
@@ -169,7 +170,7 @@ fn the_others(p: &Problem, method: &Method) -> Option<Proposal> {
     for planner in PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto) {
         let Ok(mut other) = planner.propose(p, method) else { continue };
         if best.as_ref().is_none_or(|b| other.outcome.makespan() < b.outcome.makespan()) {
-            other.notes.insert(0, format!("the plan of `{}`, which no search over one device per stage has beaten", planner.name()));
+            other.notes.insert(0, format!("the plan of `{}`; nothing else that was searched is better", planner.name()));
             best = Some(other);
         }
     }

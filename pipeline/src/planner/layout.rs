@@ -167,6 +167,39 @@ impl Layout {
         Self::line(stages.collect())
     }
 
+    /// Whether every pipeline has all layers once and in order, and every device belongs to one worker.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the stage or device.
+    pub fn check(&self, p: &Problem) -> Result<()> {
+        let whole = [Chain { stages: 0..self.stages.len(), micro_batches: 0..p.micro_batches() }];
+        for chain in if self.chains.is_empty() { &whole[..] } else { &self.chains } {
+            let mut at = 0;
+            for s in chain.stages.clone() {
+                let stage = self.stages.get(s).ok_or_else(|| Error::invalid(format!("stage {s} of a pipeline does not exist")))?;
+                if stage.layers.start != at {
+                    return Err(Error::invalid(format!("stage {s} starts at layer {}, but {at} is the next", stage.layers.start)));
+                }
+                if !stage.batch_layers.is_sorted_by(|a, b| a < b) {
+                    return Err(Error::invalid(format!("stage {s}: layers shared by batch are to be in order, each once")));
+                }
+                at = stage.layers.end;
+            }
+            if at != p.layers() {
+                return Err(Error::invalid(format!("a pipeline ends at layer {at}, the model has {}", p.layers())));
+            }
+        }
+        let mut worker_of = vec![None; p.devices()];
+        for (stage, worker) in self.stages.iter().zip(&self.placement) {
+            for m in &stage.members {
+                if worker_of[m.device].get_or_insert(*worker) != worker {
+                    return Err(Error::invalid(format!("device `{}` belongs to two workers", p.device(m.device).name)));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn workers(&self) -> usize {
         self.placement.iter().max().map_or(0, |w| w + 1)
     }
@@ -426,8 +459,14 @@ impl Outcome {
     fn share(&self, of: impl Fn(&DeviceReport) -> f64) -> f64 {
         match self.devices.is_empty() || self.makespan() <= 0.0 {
             true => 0.0,
-            false => self.devices.iter().map(of).sum::<f64>() / self.makespan() / self.devices.len() as f64,
+            false => (self.devices.iter().map(of).sum::<f64>() / self.makespan() / self.devices.len() as f64).min(1.0),
         }
+    }
+
+    /// Calls devices by other indices: those of costs that have more of them.
+    pub fn rename(&mut self, name: impl Fn(usize) -> usize) {
+        self.layout.stages.iter_mut().flat_map(|s| &mut s.members).for_each(|m| m.device = name(m.device));
+        self.devices.iter_mut().for_each(|d| d.device = name(d.device));
     }
 
     /// Joules of a step over all devices of the costs, those that are left out idle; `None` where a device's power is not known.

@@ -12,7 +12,7 @@ use crate::{
 use zofo_hal::Result;
 
 /// One line of a verdict.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Alternative {
     /// What is changed.
@@ -21,12 +21,15 @@ pub struct Alternative {
     pub makespan: std::result::Result<f64, String>,
     /// Joules of a step, where the power of all devices is known.
     pub joules: Option<f64>,
+    /// The plan, where it is one for fewer devices; its devices are those of the whole problem.
+    pub without: Option<Found>,
 }
 
 impl Alternative {
     fn new(what: String, p: &Problem, found: Result<Found>) -> Self {
         let joules = found.as_ref().ok().and_then(|f| f.proposal.outcome.joules(p));
-        Self { what, makespan: found.map(|f| f.proposal.outcome.makespan()).map_err(|e| e.message().to_owned()), joules }
+        let makespan = found.map(|f| f.proposal.outcome.makespan()).map_err(|e| e.message().to_owned());
+        Self { what, makespan, joules, without: None }
     }
 }
 
@@ -54,9 +57,17 @@ pub fn verdict(p: &Problem, found: &Found, effort: Effort) -> Vec<Alternative> {
         let found = auto::plan(&p, effort)?;
         Ok((p, found))
     };
-    let mut row = |what: String, gone: &[usize]| match plan(gone) {
-        Ok((p, found)) => rows.push(Alternative::new(what, &p, Ok(found))),
-        Err(e) => rows.push(Alternative::new(what, p, Err(e))),
+    let mut row = |what: String, gone: &[usize]| {
+        rows.push(match plan(gone) {
+            Ok((fewer, mut found)) => {
+                let mut row = Alternative::new(what, &fewer, Ok(found.clone()));
+                let kept: Vec<usize> = (0..p.devices()).filter(|d| !gone.contains(d)).collect();
+                found.proposal.outcome.rename(|d| kept[d]);
+                row.without = Some(found);
+                row
+            }
+            Err(e) => Alternative::new(what, p, Err(e)),
+        });
     };
     let mut seen: Vec<usize> = Vec::new();
     for d in 0..p.devices() {

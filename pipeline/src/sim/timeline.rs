@@ -57,7 +57,7 @@ impl Timeline {
 
     fn share(&self, part: impl Fn(&WorkerReport) -> f64) -> f64 {
         match self.makespan > 0.0 && !self.workers.is_empty() {
-            true => self.workers.iter().map(part).sum::<f64>() / self.makespan / self.workers.len() as f64,
+            true => (self.workers.iter().map(part).sum::<f64>() / self.makespan / self.workers.len() as f64).min(1.0),
             false => 0.0,
         }
     }

@@ -48,14 +48,23 @@ pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned
     let begin = Instant::now();
     let (method, _) = auto::asked(p);
     if planner == PlannerName::Auto {
-        let found = auto::plan(p, effort)?;
+        let mut found = auto::plan(p, effort)?;
         let seconds = begin.elapsed().as_secs_f64();
-        let verdict = verdict(p, &found, effort);
+        let mut verdict = verdict(p, &found, effort);
+        // Other planners use all devices that they are given; where theirs is the plan, it can be better without one.
+        let makespan = |f: &Found| f.proposal.outcome.makespan();
+        let better = verdict.iter().filter_map(|a| a.without.as_ref()).min_by(|a, b| makespan(a).total_cmp(&makespan(b)));
+        if let Some(better) = better.filter(|b| makespan(b) < makespan(&found) * (1.0 - 1e-9)).cloned() {
+            let bound = found.lower_bound.min(makespan(&better));
+            found = better;
+            (found.lower_bound, found.proven_optimal) = (bound, false);
+            (verdict[0].makespan, verdict[0].joules) = (Ok(makespan(&found)), found.proposal.outcome.joules(p));
+        }
         let mut proposal = found.proposal.clone();
         let gone = left_out(p, &found);
         if !gone.is_empty() {
             proposal.notes.push(format!(
-                "{} left out: with {} a step takes no less",
+                "{} left out: no better plan was found with {}",
                 gone.join(", "),
                 if gone.len() == 1 { "it" } else { "them" }
             ));

@@ -87,7 +87,7 @@ pub struct PlanArgs {
 const CLUSTER: &str = "# Devices in the order of a plan, with their layers.";
 
 /// Largest file of costs or a plan that is read.
-const LARGEST: u64 = 1 << 30;
+const LARGEST: u64 = 1 << 28;
 
 /// The text of a file, or of standard input.
 pub fn text(path: &Path) -> Result<String> {
@@ -98,19 +98,23 @@ pub fn text(path: &Path) -> Result<String> {
         std::io::stdin().lock().take(LARGEST).read_to_string(&mut text).map_err(io)?;
     } else {
         let file = std::fs::File::open(path).map_err(io)?;
-        if !file.metadata().map_err(io)?.is_file() {
-            return Err(Error::invalid(format!("{}: this is no file", path.display())));
+        if file.metadata().map_err(io)?.is_dir() {
+            return Err(Error::invalid(format!("{}: this is a folder", path.display())));
         }
         file.take(LARGEST).read_to_string(&mut text).map_err(io)?;
     }
-    Ok(text)
+    // Some editors begin a file with a byte order mark.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 impl CostArgs {
     /// The costs with what the command line says on top.
     pub fn problem(&self) -> std::result::Result<Problem, Failure> {
         let mut costs = match (&self.costs, &self.model, &self.cluster) {
-            (Some(path), _, _) => Costs::parse(&text(path)?).map_err(|e| usage(e.context(path.display())))?,
+            (Some(path), _, _) => {
+                let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
+                Costs::parse(&text(path)?).map_err(|e| usage(e.context(name)))?
+            }
             (None, Some(model), Some(cluster)) => {
                 let cluster = Cluster::parse(&text(cluster)?).map_err(|e| usage(e.context(cluster.display())))?;
                 let model = Model::open(super::cache::model(model)?)?;
@@ -140,7 +144,10 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
     let planner = if args.as_printed { PlannerName::HybridopAsPrinted } else { args.planner };
     let effort = if args.thorough { Effort::thorough() } else { Effort::default() };
     let planned = planning::plan(&p, planner, effort).map_err(usage)?;
-    let file = PlanFile::new(&p, &planned);
+    let mut file = PlanFile::new(&p, &planned);
+    if p.costs().partition.is_some() {
+        file.notes.push("the partition of the costs is for `zofo simulate`; a planner makes its own".into());
+    }
     if let Some(out) = &args.out {
         let text = serde_json::to_string(&file).map_err(|e| Error::format(e.to_string()))?;
         std::fs::write(out, text + "\n").map_err(|e| Error::io(out, e))?;
@@ -170,7 +177,7 @@ fn table(planned: &Planned, file: &PlanFile) -> String {
     let mut text = format!("{} ({})\n\n", step_time(outcome.makespan(), planned.planner.name()), file.simulated.schedule);
     text += &devices(outcome, &file.simulated);
     text += &bound(planned);
-    for note in &planned.proposal.notes {
+    for note in &file.notes {
         text += &wrapped(note);
     }
     if !planned.verdict.is_empty() {
@@ -190,6 +197,7 @@ fn table(planned: &Planned, file: &PlanFile) -> String {
 /// A time with four digits that say something.
 pub fn seconds(t: f64) -> String {
     match t {
+        t if t >= 1e7 => format!("{t:.4e}"),
         t if t == 0.0 || t >= 1000.0 => format!("{t:.1}"),
         t if t >= 1.0 => format!("{t:.4}"),
         t if t >= 1e-4 => format!("{t:.6}"),
@@ -204,7 +212,7 @@ fn step_time(t: f64, planner: &str) -> String {
 fn bound(planned: &Planned) -> String {
     let took = format!("planned in {:.1} ms", 1e3 * planned.seconds);
     match planned.proven_optimal {
-        true => format!("optimal over contiguous stages, device subsets and orders; {took}\n"),
+        true => format!("optimal over stages of one device, device subsets and orders; {took}\n"),
         false => format!("no plan of one device a stage takes less than {} s; {took}\n", seconds(planned.lower_bound)),
     }
 }
@@ -255,6 +263,7 @@ pub fn devices(outcome: &Outcome, simulated: &Simulated) -> String {
 
 fn bytes(b: f64) -> String {
     match b {
+        b if b >= 1e15 => format!("{:.1e} GB", b / 1e9),
         b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
         b if b > 0.0 => format!("{b:.0} B"),

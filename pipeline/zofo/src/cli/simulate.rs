@@ -29,7 +29,7 @@ The trace opens in https://ui.perfetto.dev. Times are modelled, not measured.
 #[derive(Args)]
 pub struct SimulateArgs {
     /// A plan that `zofo plan --out` wrote
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "model", "schedule", "compare"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "model", "cluster", "tokens", "rank", "micro_batches", "directions", "estimator", "schedule", "compare"])]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
     pub from: CostArgs,
@@ -56,6 +56,9 @@ pub fn run(args: &SimulateArgs) -> Result<(), Failure> {
     }
     if let Some(path) = &args.report {
         output::replaceable(path, "<!DOCTYPE html><html lang=\"en\"><meta charset=\"utf-8\"><title>zofo", "a report")?;
+    }
+    if args.trace.is_some() && args.trace == args.report {
+        return Err(Failure::Usage(Error::invalid("--trace and --report name the same file; each needs one of its own")));
     }
     if let Some(names) = &args.compare {
         return compare(args, names);
@@ -100,29 +103,31 @@ fn show(args: &SimulateArgs, p: &Problem, outcome: &Outcome) -> Result<(), Failu
 }
 
 fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
-    let planners: Vec<PlannerName> = match names {
-        "all" => PlannerName::all().collect(),
-        names => names.split(',').map(|n| PlannerName::parse(n.trim()).map_err(usage)).collect::<Result<_, _>>()?,
+    let names: Vec<&str> = names.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
+    let planners: Vec<PlannerName> = match names.contains(&"all") || names.is_empty() {
+        true => PlannerName::all().collect(),
+        false => names.into_iter().map(|n| PlannerName::parse(n).map_err(usage)).collect::<Result<_, _>>()?,
     };
     let p = args.from.problem()?;
     let (method, _) = auto::asked(&p);
     let mut rows = Vec::new();
     for planner in planners {
         let begin = Instant::now();
-        let found = planner.propose(&p, &method).map(|f| f.outcome);
+        // Orders and spans of all planners together would fill memory.
+        let found = planner.propose(&p, &method).map(|f| Simulated::new(&p, &f.outcome));
         rows.push((planner, found, begin.elapsed().as_secs_f64()));
     }
     rows.sort_by(|a, b| {
-        let time = |r: &zofo::Result<Outcome>| r.as_ref().map_or(f64::INFINITY, Outcome::makespan);
+        let time = |r: &zofo::Result<Simulated>| r.as_ref().map_or(f64::INFINITY, |s| s.makespan_s);
         time(&a.1).total_cmp(&time(&b.1))
     });
-    let best = rows.iter().filter(|r| r.0.trains()).find_map(|r| r.1.as_ref().ok()).map(Outcome::makespan);
+    let best = rows.iter().filter(|r| r.0.trains()).find_map(|r| r.1.as_ref().ok()).map(|s| s.makespan_s);
     if args.json {
         let all: Vec<_> = rows
             .iter()
             .map(|(planner, found, took)| match found {
                 Ok(o) => {
-                    json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "simulated": Simulated::new(&p, o)})
+                    json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "simulated": o})
                 }
                 Err(e) => json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "error": e.message()}),
             })
@@ -134,15 +139,15 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
     for (planner, found, took) in &rows {
         match found {
             Ok(o) => {
-                let ratio = best.map_or(String::new(), |b| format!("{:.2}", o.makespan() / b.max(f64::MIN_POSITIVE)));
-                let mut used: Vec<usize> = o.devices.iter().map(|d| d.device).collect();
+                let ratio = best.map_or(String::new(), |b| format!("{:.2}", o.makespan_s / b.max(f64::MIN_POSITIVE)));
+                let mut used: Vec<&str> = o.devices.iter().map(|d| d.name.as_str()).collect();
                 used.sort_unstable();
                 used.dedup();
                 console::line(format!(
                     "{:<20} {:>12} {ratio:>7} {:>7.1} % {:>9} {:>5.1} ms{}",
                     planner.name(),
-                    seconds(o.makespan()),
-                    100.0 * o.utilisation(),
+                    seconds(o.makespan_s),
+                    100.0 * o.utilisation,
                     format!("{}/{}", used.len(), p.devices()),
                     1e3 * took,
                     if planner.trains() { "" } else { "  (latency only)" }

@@ -6,7 +6,7 @@ use zofo_hal::{Error, Result};
 use zofo_pipeline::{
     costs::Costs,
     estimator::EstimatorName,
-    ir::{Chain, Credits, Role, Schedule, Step},
+    ir::{Chain, Credits, Readout, Role, Schedule, Step},
     order::ScheduleName,
     planner::{Layout, Member, Method, Outcome, Problem, Split, StageLayout, verdict::Alternative},
 };
@@ -205,6 +205,9 @@ impl PlanFile {
         let credits = Credits { hidden, copies, delta, awaiting };
         let schedule = Schedule { workload, placement: layout.placement.clone(), lists: lists?, credits };
         let name = ScheduleName::parse(&self.simulated.schedule)?;
+        if (name == ScheduleName::HybridopTail) != (schedule.workload.readout == Readout::Tail) {
+            return Err(Error::format(format!("the order of the plan is not `{}`", name.name())));
+        }
         let outcome = layout.run(&p, schedule, &timing, name)?;
         Ok((p, outcome))
     }
@@ -226,13 +229,21 @@ impl PlanFile {
                 }
                 members.push(Member { device, share: *share });
             }
-            if members.is_empty() {
-                return Err(wrong("has no device".into()));
+            let sum: f64 = members.iter().map(|m| m.share).sum();
+            let twice = members.iter().enumerate().any(|(i, m)| members[..i].iter().any(|o| o.device == m.device));
+            if members.is_empty() || twice || (sum - 1.0).abs() > 1e-6 || members.iter().any(|m| m.share == 0.0) {
+                return Err(wrong(format!(
+                    "is shared by {:?}; it needs different devices with shares above 0 that add up to 1",
+                    s.devices
+                )));
             }
             let split = SPLITS.iter().find(|(n, _)| *n == s.split).map(|(_, s)| *s);
             let split = split.ok_or_else(|| wrong(format!("is shared by `{}`; there are batch, tensor and directions", s.split)))?;
             let role = ROLES.into_iter().find(|r| r.name() == s.role);
             let role = role.ok_or_else(|| wrong(format!("has the role `{}`; there are FO, ZO and frozen", s.role)))?;
+            if let Some(m) = members.iter().find(|m| role == Role::FirstOrder && !p.device(m.device).can_backpropagate()) {
+                return Err(wrong(format!("has the role FO, but `{}` cannot backpropagate", p.device(m.device).name)));
+            }
             let mut stage = StageLayout::group(members, start..end, split, role);
             stage.batch_layers.clone_from(&s.batch_layers);
             stages.push(stage);
@@ -245,7 +256,13 @@ impl PlanFile {
                 stages.len()
             )));
         }
+        let workers = self.placement.iter().max().map_or(0, |w| w + 1);
+        if workers != self.order.len() {
+            return Err(Error::format(format!("the plan has lists of {} workers and places stages on {workers}", self.order.len())));
+        }
         let chains = self.chains.iter().map(|[a, b, m, n]| Chain { stages: *a..*b, micro_batches: *m as u32..*n as u32 }).collect();
-        Ok(Layout { stages, chains, placement: self.placement.clone() })
+        let layout = Layout { stages, chains, placement: self.placement.clone() };
+        layout.check(p).map_err(|e| Error::format(e.message().to_owned()))?;
+        Ok(layout)
     }
 }
