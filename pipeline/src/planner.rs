@@ -91,12 +91,15 @@ pub enum PlannerName {
 /// Layers, devices and passes of a micro-batch that planners take: they look at pairs of all, and simulate hundreds of candidates.
 const LIMITS: [usize; 3] = [512, 128, 500_000];
 
+/// Layers times devices that planners take, for the same reason.
+const PAIRS: usize = 8192;
+
 /// Whether a problem is of a size that can be planned for.
 pub(crate) fn check_size(p: &Problem) -> Result<()> {
     let [layers, devices, passes] = LIMITS;
-    if p.layers() > layers || p.devices() > devices {
+    if p.layers() > layers || p.devices() > devices || p.layers() * p.devices() > PAIRS {
         return Err(Error::invalid(format!(
-            "{} layers and {} devices; planners take up to {layers} and {devices}: give several layers as one, or plan for part of the devices",
+            "{} layers and {} devices; planners take up to {layers} and {devices}, and {PAIRS} pairs of them: give several layers as one, or plan for part of the devices",
             p.layers(),
             p.devices()
         )));

@@ -1,7 +1,7 @@
 //! What each board brings: the plan with it, without it, and with a frozen head.
 
 use super::{
-    Problem,
+    Method, Problem,
     auto::{self, Effort, Found},
 };
 use crate::{
@@ -57,10 +57,17 @@ pub fn verdict(p: &Problem, found: &Found, effort: Effort) -> Vec<Alternative> {
         let found = auto::plan(&p, effort)?;
         Ok((p, found))
     };
+    let makespan = found.proposal.outcome.makespan();
+    let unused = |d: usize| found.proposal.outcome.devices.iter().all(|r| r.device != d);
     let mut row = |what: String, gone: &[usize]| {
         rows.push(match plan(gone) {
             Ok((fewer, mut found)) => {
                 let mut row = Alternative::new(what, &fewer, Ok(found.clone()));
+                // The search is bounded: what it finds without a board that the plan leaves out is no worse than the plan.
+                if gone.iter().all(|d| unused(*d)) && row.makespan.as_ref().is_ok_and(|t| *t > makespan) {
+                    (row.makespan, row.joules) = (Ok(makespan), None);
+                    return rows.push(row);
+                }
                 let kept: Vec<usize> = (0..p.devices()).filter(|d| !gone.contains(d)).collect();
                 found.proposal.outcome.rename(|d| kept[d]);
                 row.without = Some(found);
@@ -85,7 +92,16 @@ pub fn verdict(p: &Problem, found: &Found, effort: Effort) -> Vec<Alternative> {
         let mut costs = p.costs().clone();
         costs.directions = Some(0);
         let frozen = Problem::new(costs).and_then(|p| auto::plan(&p, effort));
-        rows.push(Alternative::new("head frozen".into(), p, frozen));
+        let mut row = Alternative::new("head frozen".into(), p, frozen);
+        // The same stages without directions are a plan with a frozen head too.
+        let mut same = found.proposal.outcome.layout.clone();
+        same.stages.iter_mut().filter(|s| s.role == Role::ZerothOrder).for_each(|s| s.role = Role::Frozen);
+        if let Ok(outcome) = same.best(p, &Method::FROZEN)
+            && row.makespan.as_ref().is_ok_and(|t| outcome.makespan() < *t)
+        {
+            (row.makespan, row.joules) = (Ok(outcome.makespan()), outcome.joules(p));
+        }
+        rows.push(row);
     }
     rows
 }
