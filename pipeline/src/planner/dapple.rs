@@ -137,15 +137,16 @@ impl<'a> Search<'a> {
                 let mut cuts = prefix.clone();
                 cuts.extend([(end, to), (layers, devices)]);
                 let of = cuts.len();
+                let time = self.latency(&cuts);
+                let better = best[end][to].as_ref().is_none_or(|(t, _)| time < *t);
                 // More stages keep more micro-batches: what does not fit now never will.
-                if !self.fits(&cuts, of - 1, of) {
+                if !(better || ranked.takes(time)) || !self.fits(&cuts, of - 1, of) {
                     continue;
                 }
-                let time = self.latency(&cuts);
-                if self.fits(&cuts, of, of) {
+                if ranked.takes(time) && self.fits(&cuts, of, of) {
                     ranked.offer(time, || cuts.clone());
                 }
-                if best[end][to].as_ref().is_none_or(|(t, _)| time < *t) {
+                if better {
                     cuts.pop();
                     best[end][to] = Some((time, cuts));
                 }

@@ -149,6 +149,7 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     notes.push("after HetPipe, whose paper was not at hand: see docs/planners.md".into());
     let types = types(p, &devices);
     let links: Vec<Vec<Link>> = (0..p.devices()).map(|x| (0..p.devices()).map(|y| p.link(x, y)).collect()).collect();
+    // Groups of like devices are cut alike.
     let mut known: HashMap<Vec<usize>, Option<Rc<Group>>> = HashMap::new();
     let mut seen: HashSet<Vec<Vec<usize>>> = HashSet::new();
     let mut offered = HashSet::new();
@@ -161,8 +162,13 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
             return;
         }
         let mut group = |members: &Vec<usize>| {
+            let kinds: Vec<usize> = members.iter().take(p.layers()).map(|i| types[*i]).collect();
             let members: Vec<usize> = members.iter().take(p.layers()).map(|i| devices[*i]).collect();
-            known.entry(members.clone()).or_insert_with(|| Group::new(p, &members).map(Rc::new)).clone()
+            let like = known.entry(kinds).or_insert_with(|| Group::new(p, &members).map(Rc::new)).clone()?;
+            match like.devices == members {
+                true => Some(like),
+                false => Some(Rc::new(Group { devices: members, ends: like.ends.clone(), ..*like })),
+            }
         };
         // A group that does not fit gets no micro-batch.
         let groups: Vec<Rc<Group>> = partition.iter().filter_map(&mut group).collect();

@@ -25,6 +25,11 @@ impl<T> Ranked<T> {
         }
     }
 
+    /// Whether it would take part with a predicted time.
+    pub fn takes(&self, time: f64) -> bool {
+        self.entries.len() < self.most || self.entries.last().is_some_and(|(worst, _)| time < *worst)
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

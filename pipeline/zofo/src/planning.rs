@@ -50,15 +50,15 @@ pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned
     if planner == PlannerName::Auto {
         let mut found = auto::plan(p, effort)?;
         let seconds = begin.elapsed().as_secs_f64();
-        let mut verdict = verdict(p, &found, effort);
+        let mut alternatives = verdict(p, &found, effort);
         // Other planners use all devices that they are given; where theirs is the plan, it can be better without one.
         let makespan = |f: &Found| f.proposal.outcome.makespan();
-        let better = verdict.iter().filter_map(|a| a.without.as_ref()).min_by(|a, b| makespan(a).total_cmp(&makespan(b)));
+        let better = alternatives.iter().filter_map(|a| a.without.as_ref()).min_by(|a, b| makespan(a).total_cmp(&makespan(b)));
         if let Some(better) = better.filter(|b| makespan(b) < makespan(&found) * (1.0 - 1e-9)).cloned() {
             let bound = found.lower_bound.min(makespan(&better));
             found = better;
             (found.lower_bound, found.proven_optimal) = (bound, false);
-            (verdict[0].makespan, verdict[0].joules) = (Ok(makespan(&found)), found.proposal.outcome.joules(p));
+            alternatives = verdict(p, &found, effort);
         }
         let mut proposal = found.proposal.clone();
         let gone = left_out(p, &found);
@@ -70,7 +70,7 @@ pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned
             ));
         }
         let Found { lower_bound, proven_optimal, .. } = found;
-        return Ok(Planned { planner, proposal, lower_bound, proven_optimal, seconds, verdict });
+        return Ok(Planned { planner, proposal, lower_bound, proven_optimal, seconds, verdict: alternatives });
     }
     let proposal = planner.propose(p, &method)?;
     let seconds = begin.elapsed().as_secs_f64();
