@@ -52,7 +52,10 @@ pub fn verdict(p: &Problem, found: &Found, effort: Effort) -> Vec<Alternative> {
     let mut rows = vec![Alternative::new("this plan".into(), p, Ok(found.clone()))];
     let plan = |gone: &[usize]| -> Result<(Problem, Found)> {
         let mut costs = without(p.costs(), gone);
-        (costs.estimator, costs.directions) = (Some(method.estimator), Some(method.directions));
+        // As many directions as the plan chose, where it has stages that take any; else as many as were asked for.
+        if found.proposal.outcome.layout.stages.iter().any(|s| s.role == Role::ZerothOrder) {
+            (costs.estimator, costs.directions) = (Some(method.estimator), Some(method.directions));
+        }
         let p = Problem::new(costs)?;
         let found = auto::plan(&p, effort)?;
         Ok((p, found))

@@ -56,6 +56,8 @@ fn a_plan_is_written_and_simulated_again() {
             assert!(!plan[key].is_null(), "{planner}: {key}");
         }
         assert_eq!(plan["planner"], planner);
+        // One direction was asked for: nobody may leave the head untrained instead.
+        assert!(plan["stages"].as_array().unwrap().iter().all(|s| s["role"] != "frozen"), "{planner}: {}", plan["stages"]);
         let again = place.run(&["simulate", "--plan", &out, "--json"]).ok();
         assert_eq!(json(&again.out)["makespan_s"], plan["predicted_makespan_s"], "{planner}");
     }
