@@ -328,9 +328,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(20))]
 
-    /// Larger instances; slow, run by name.
+    /// Larger instances, of which a brute force takes a while.
     #[test]
-    #[ignore = "minutes: cargo test --release -p zofo-pipeline --test planners -- --ignored"]
     fn auto_is_brute_force_on_larger_instances(c in instances(12, 5)) {
         meets_brute_force(c)?;
     }
