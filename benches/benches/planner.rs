@@ -83,11 +83,12 @@ fn planning(c: &mut Criterion) {
             }
             group.bench_function(format!("auto/{bed}/{}", estimator.name()), |b| b.iter(|| auto::plan(black_box(&p), Effort::default())));
             // Planners that backpropagate everywhere do not depend on the estimator.
-            let estimates = |n: &PlannerName| n.name().starts_with("hybridop");
             if bed == "64" {
                 continue;
             }
-            for name in PlannerName::all().filter(|n| *n != PlannerName::Auto && (estimator == EstimatorName::CutTangent || estimates(n))) {
+            for name in
+                PlannerName::all().filter(|n| *n != PlannerName::Auto && (estimator == EstimatorName::CutTangent || n.uses_method()))
+            {
                 match name.propose(&p, &method) {
                     Ok(found) => println!("  {}: {:.4} s a step", name.name(), found.outcome.makespan()),
                     Err(e) => println!("  {}: {e}", name.name()),

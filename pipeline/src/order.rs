@@ -14,7 +14,7 @@ pub use interleaved::interleaved;
 pub use one_f_one_b::Warmup;
 
 use crate::{
-    ir::{Readout, Role, Schedule, Workload},
+    ir::{Action, Readout, Role, Schedule, Workload},
     sim::{Timing, Urgency, arrange},
 };
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,14 @@ impl ScheduleName {
             // First-order stages wait for the others' passes of a micro-batch, so they keep all there are.
             Self::HybridopTail => Ok(arrange(workload, timing, &Urgency::eager(workload))?.0),
         }
+    }
+}
+
+/// Appends a forward pass, with its losses on the last stage.
+fn forward(list: &mut Vec<Action>, m: u32, last: bool) {
+    list.push(Action::Forward { m });
+    if last {
+        list.push(Action::Loss { m });
     }
 }
 

@@ -167,6 +167,11 @@ impl PlannerName {
         self != Self::HybridopTail
     }
 
+    /// Whether its plans depend on how zeroth-order stages learn; the others backpropagate everywhere.
+    pub fn uses_method(self) -> bool {
+        matches!(self, Self::Hybridop | Self::HybridopAsPrinted | Self::HybridopTail | Self::Auto)
+    }
+
     /// Plans.
     ///
     /// # Errors

@@ -30,11 +30,13 @@ use zofo_hal::{Error, Result};
 /// `InvalidArgument` where the schedule is not complete and causal, or ends in a deadlock, naming stage and action; or where `timing` is not of
 /// its stages.
 pub fn simulate(schedule: &Schedule, timing: &Timing) -> Result<Timeline> {
+    checked(schedule, timing)?;
+    replay(schedule, timing)
+}
+
+fn checked(schedule: &Schedule, timing: &Timing) -> Result<()> {
     crate::check::coverage(schedule)?;
-    timing.check(&schedule.workload, schedule.workers())?;
-    let engine = Engine::new(&schedule.workload, &schedule.placement, schedule.workers(), timing, schedule.credits, false);
-    let order = fixed::FixedOrder::new(&schedule.lists);
-    engine.run(order).map(|(timeline, _)| timeline)
+    timing.check(&schedule.workload, schedule.workers())
 }
 
 /// As [`simulate`], with every action's start and end.
@@ -42,12 +44,10 @@ pub fn simulate(schedule: &Schedule, timing: &Timing) -> Result<Timeline> {
 /// # Errors
 /// As [`simulate`].
 pub fn trace(schedule: &Schedule, timing: &Timing) -> Result<Timeline> {
-    crate::check::coverage(schedule)?;
-    timing.check(&schedule.workload, schedule.workers())?;
+    checked(schedule, timing)?;
     let mut engine = Engine::new(&schedule.workload, &schedule.placement, schedule.workers(), timing, schedule.credits, false);
     engine.trace();
-    let order = fixed::FixedOrder::new(&schedule.lists);
-    engine.run(order).map(|(timeline, _)| timeline)
+    engine.run(fixed::FixedOrder::new(&schedule.lists)).map(|(timeline, _)| timeline)
 }
 
 /// The order that comes of `urgency` at these times, one worker per stage, and the time it takes.

@@ -155,7 +155,7 @@ impl Costs {
                     let (from, to) = match (&p.from, &p.to) {
                         (Some(from), Some(to)) => (from, to),
                         (None, None) => {
-                            sound(&|| format!("link {i}"), &p.costs().link())?;
+                            sound(&|| format!("link {i}"), &p.costs.link())?;
                             continue;
                         }
                         _ => return Err(Error::invalid(format!("link {i} names one end only; name `from` and `to`, or neither"))),
@@ -165,7 +165,7 @@ impl Costs {
                             return Err(Error::invalid(format!("link {i} names device `{end}`, which is not among the devices")));
                         }
                     }
-                    sound(&|| format!("the link from `{from}` to `{to}`"), &p.costs().link())?;
+                    sound(&|| format!("the link from `{from}` to `{to}`"), &p.costs.link())?;
                 }
                 Ok(())
             }

@@ -42,34 +42,28 @@ impl LinkCosts {
 }
 
 /// A link between two named devices, both ways unless the way back is named too.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PairCosts {
     /// Sender; left out together with `to`: all pairs that are not named.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Receiver.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Seconds from the last byte's departure to its arrival.
-    #[serde(default)]
-    pub latency_s: f64,
-    /// Bytes per second.
-    #[serde(default)]
-    pub bytes_per_s: Option<f64>,
-    /// As [`LinkCosts::overlap`].
-    #[serde(default = "all")]
-    pub overlap: f64,
-    /// As [`LinkCosts::half_duplex`].
-    #[serde(default)]
-    pub half_duplex: bool,
+    /// What a transfer costs; in the file its keys stand beside `from` and `to`.
+    #[serde(flatten)]
+    pub costs: LinkCosts,
 }
 
-impl PairCosts {
-    /// What a transfer costs.
-    pub fn costs(&self) -> LinkCosts {
-        LinkCosts { latency_s: self.latency_s, bytes_per_s: self.bytes_per_s, overlap: self.overlap, half_duplex: self.half_duplex }
+// By hand, because a flattened part cannot refuse unknown keys.
+impl<'de> Deserialize<'de> for PairCosts {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let mut rest = serde_json::Map::deserialize(d)?;
+        let mut end = |name: &str| rest.remove(name).map_or(Ok(None), serde_json::from_value::<Option<String>>).map_err(D::Error::custom);
+        let (from, to) = (end("from")?, end("to")?);
+        let costs = serde_json::from_value(Value::Object(rest)).map_err(D::Error::custom)?;
+        Ok(Self { from, to, costs })
     }
 }
 
@@ -108,7 +102,7 @@ impl Links {
             Self::Pairs(pairs) => {
                 let named = |a: &str, b: &str| pairs.iter().find(|p| p.from.as_deref() == Some(a) && p.to.as_deref() == Some(b));
                 let rest = || pairs.iter().find(|p| p.from.is_none() && p.to.is_none());
-                named(from, to).or_else(|| named(to, from)).or_else(rest).map_or(LinkCosts::default(), PairCosts::costs)
+                named(from, to).or_else(|| named(to, from)).or_else(rest).map_or(LinkCosts::default(), |p| p.costs)
             }
         }
     }

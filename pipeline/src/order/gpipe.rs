@@ -1,5 +1,6 @@
 //! GPipe: every stage forwards all micro-batches, then backpropagates them in the same order.
 
+use super::forward;
 use crate::ir::{Action, Credits, Schedule, Workload};
 
 pub(super) fn order(w: &Workload) -> Schedule {
@@ -8,10 +9,7 @@ pub(super) fn order(w: &Workload) -> Schedule {
         .map(|s| {
             let mut list = Vec::new();
             for m in 0..w.micro_batches {
-                list.push(Action::Forward { m });
-                if s == last {
-                    list.push(Action::Loss { m });
-                }
+                forward(&mut list, m, s == last);
             }
             list.extend((0..w.micro_batches).map(|m| Action::Backward { m }));
             list.push(Action::Update);

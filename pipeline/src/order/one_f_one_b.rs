@@ -1,5 +1,6 @@
 //! One forward, one backward.
 
+use super::forward;
 use crate::{
     ir::{Action, Credits, Schedule, Workload},
     sim::Timing,
@@ -38,18 +39,12 @@ pub(super) fn order(w: &Workload, warmup: Warmup) -> Schedule {
     let lists = (0..stages)
         .map(|s| {
             let mut list = Vec::new();
-            let forward = |list: &mut Vec<Action>, m: u32| {
-                list.push(Action::Forward { m });
-                if s + 1 == stages {
-                    list.push(Action::Loss { m });
-                }
-            };
             let ahead = warmup.count(stages, s, all as usize) as u32;
-            (0..ahead).for_each(|m| forward(&mut list, m));
+            (0..ahead).for_each(|m| forward(&mut list, m, s + 1 == stages));
             for m in 0..all {
                 list.push(Action::Backward { m });
                 if m + ahead < all {
-                    forward(&mut list, m + ahead);
+                    forward(&mut list, m + ahead, s + 1 == stages);
                 }
             }
             list.push(Action::Update);

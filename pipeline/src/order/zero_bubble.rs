@@ -1,5 +1,6 @@
 //! ZB-H1: backward passes in two parts; the one that nobody waits for goes where the stage would idle.
 
+use super::forward;
 use crate::ir::{Action, Credits, Schedule, Workload};
 
 pub(super) fn order(w: &Workload) -> Schedule {
@@ -9,14 +10,8 @@ pub(super) fn order(w: &Workload) -> Schedule {
     let lists = (0..stages)
         .map(|s| {
             let mut list = Vec::new();
-            let forward = |list: &mut Vec<Action>, m: u32| {
-                list.push(Action::Forward { m });
-                if s + 1 == stages {
-                    list.push(Action::Loss { m });
-                }
-            };
             let mut forwarded = all.min(stages - s);
-            (0..forwarded).for_each(|m| forward(&mut list, m));
+            (0..forwarded).for_each(|m| forward(&mut list, m, s + 1 == stages));
             // As long as fewer micro-batches than there are stages have been forwarded, weight gradients wait: their activations are what the
             // first stage of 1F1B holds too.
             let mut weighed = 0;
@@ -27,7 +22,7 @@ pub(super) fn order(w: &Workload) -> Schedule {
                     weighed += 1;
                 }
                 if forwarded < all {
-                    forward(&mut list, forwarded);
+                    forward(&mut list, forwarded, s + 1 == stages);
                     forwarded += 1;
                 }
             }

@@ -80,10 +80,13 @@ const WORTH: f64 = 1.05;
 pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
     super::check_size(p)?;
     let (method, open) = asked(p);
+    // Most planners backpropagate everywhere: theirs are the same plans whatever the method.
+    let known = the_others(p, &method, |n| !n.uses_method());
+    let best = |method: &Method| best(p, method, effort, &known);
     if !open {
-        return best(p, &method, effort);
+        return best(&method);
     }
-    let frozen = best(p, &Method::FROZEN, effort)?;
+    let frozen = best(&Method::FROZEN)?;
     let has_head = |f: &Found| f.proposal.outcome.layout.stages.iter().any(|s| s.role != Role::FirstOrder);
     if !has_head(&frozen) {
         return Ok(frozen);
@@ -91,7 +94,7 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
     let limit = WORTH * frozen.proposal.outcome.makespan();
     for q in DIRECTIONS {
         let method = Method { directions: q, ..method };
-        let Ok(mut found) = best(p, &method, effort) else { continue };
+        let Ok(mut found) = best(&method) else { continue };
         if found.proposal.outcome.makespan() <= limit && has_head(&found) {
             let percent = 100.0 * (found.proposal.outcome.makespan() / frozen.proposal.outcome.makespan() - 1.0);
             found.proposal.notes.push(format!(
@@ -108,8 +111,8 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
     Ok(found)
 }
 
-/// The best plan for `method`.
-fn best(p: &Problem, method: &Method, effort: Effort) -> Result<Found> {
+/// The best plan for `method`, `known` being that of planners that do not depend on it.
+fn best(p: &Problem, method: &Method, effort: Effort, known: &Option<Proposal>) -> Result<Found> {
     let mut methods = vec![*method];
     // Differences may take their base pass along or not; tangents need it beside them.
     let free = p.costs().merge_base.is_none() && method.estimator.form() == Form::Value && method.directions > 0;
@@ -117,7 +120,7 @@ fn best(p: &Problem, method: &Method, effort: Effort) -> Result<Found> {
         methods.push(Method { merge_base: !method.merge_base, ..*method });
     }
     // What the others come up with need not be found again, only beaten.
-    let others = the_others(p, method);
+    let others = better(known.clone(), the_others(p, method, PlannerName::uses_method));
     let mut incumbent = others.as_ref().map_or(f64::INFINITY, |o| o.outcome.makespan() * (1.0 + 1e-12));
     let (orders, complete) = orders::all(p, effort.orders);
     let (mut own, mut failure, mut bound) = (None, None, f64::INFINITY);
@@ -164,17 +167,24 @@ fn is_searched(proposal: &Proposal) -> bool {
     alone && schedule.is_one_to_one() && schedule.workload.chains.is_empty() && !schedule.workload.split_backward
 }
 
-/// The best plan of all other planners.
-fn the_others(p: &Problem, method: &Method) -> Option<Proposal> {
-    let mut best: Option<Proposal> = None;
-    for planner in PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto) {
-        let Ok(mut other) = planner.propose(p, method) else { continue };
-        if best.as_ref().is_none_or(|b| other.outcome.makespan() < b.outcome.makespan()) {
+/// The best plan of those of the other planners.
+fn the_others(p: &Problem, method: &Method, which: impl Fn(PlannerName) -> bool) -> Option<Proposal> {
+    let planners = PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto && which(*n));
+    planners.fold(None, |best, planner| {
+        let other = planner.propose(p, method).ok().map(|mut other| {
             other.notes.insert(0, format!("the plan of `{}`; nothing else that was searched is better", planner.name()));
-            best = Some(other);
-        }
+            other
+        });
+        better(best, other)
+    })
+}
+
+/// The faster of two plans, the first of equal ones.
+fn better(a: Option<Proposal>, b: Option<Proposal>) -> Option<Proposal> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(if b.outcome.makespan() < a.outcome.makespan() { b } else { a }),
+        (a, b) => a.or(b),
     }
-    best
 }
 
 /// A bound for any plan of one device per stage by `method`: all devices share the work as finely as can be.
