@@ -30,7 +30,7 @@ pub(crate) use format::{panel_bytes, units};
 pub(crate) use int8::{Int8, STEPS as INT8_STEPS};
 pub(crate) use job::{Epilogue, Extension, Job, JobScratch, Left as JobLeft};
 use kernel::FEW;
-pub(crate) use kernel::{Panels, Table};
+pub(crate) use kernel::{Acc, Panels, Table};
 pub(crate) use pack::{Left, Packing, PackingSlabs, Right, pack_factor};
 
 use crate::scratch::Slab;
@@ -38,14 +38,15 @@ use core::cmp::min;
 
 /// Columns of a panel.
 pub(crate) const NR: usize = 16;
-/// Steps of k between which accumulators go through memory; a multiple of every quantisation block.
-pub(crate) const KC: usize = 256;
+/// Steps of k between which accumulators go through memory; a multiple of 32, which quantised weights are decoded by. Of so many the panels
+/// and rows of the largest micro-kernel stay in a first-level cache, also where another thread takes part of it.
+pub(crate) const KC: usize = 192;
 /// Rows of a block; a multiple of every tier's micro-kernel.
-pub(crate) const MC: usize = 96;
+pub(crate) const MC: usize = 108;
 /// Rows of a tile; a multiple of [`MC`].
-pub(crate) const MT: usize = 384;
-/// Columns of a tile.
-pub(crate) const NC: usize = 128;
+pub(crate) const MT: usize = 432;
+/// Columns of a tile; a multiple of every tier's micro-kernel, in panels, and of the columns that a quantised weight is decoded by.
+pub(crate) const NC: usize = 192;
 
 /// Accumulators of a tile: rows `ld` apart, columns in whole panels.
 #[derive(Clone, Copy)]
@@ -82,11 +83,36 @@ pub(crate) struct Extent {
     pub(crate) fresh: bool,
 }
 
+/// Where finished sums go: f32 rows `ld` apart, in whole panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Out {
+    pub(crate) first: *mut f32,
+    pub(crate) ld: usize,
+}
+
 /// Accumulates `left right` into `tile`.
 ///
 /// # Safety
 /// The operands hold the extent; the calling thread alone touches `tile` and `packing`, which were cut for this many rows and columns.
 pub(crate) unsafe fn product(table: &Table, left: &Left<'_>, right: &Right<'_>, e: Extent, tile: Tile, packing: &Packing) {
+    // Safety: the caller's promise.
+    unsafe { product_into(table, left, right, e, tile, packing, None) }
+}
+
+/// The same, leaving sums in `out` where there is one; `tile` then holds what is unfinished. Writing them out between two micro-kernels takes no
+/// time of its own.
+///
+/// # Safety
+/// As for [`product`]; `out` is valid for all rows and panels, the calling thread alone touches it, and `e.k` is not 0.
+pub(crate) unsafe fn product_into(
+    table: &Table,
+    left: &Left<'_>,
+    right: &Right<'_>,
+    e: Extent,
+    tile: Tile,
+    packing: &Packing,
+    out: Option<Out>,
+) {
     if e.m == 0 || e.n == 0 {
         return;
     }
@@ -103,18 +129,22 @@ pub(crate) unsafe fn product(table: &Table, left: &Left<'_>, right: &Right<'_>, 
         let blocks = (0..e.m).step_by(MC).map(|m0| (m0, min(MC, e.m - m0)));
         // Safety: the caller's promises; panels p0 .. p0 + np and steps k0 .. k0 + kc are within the extent.
         unsafe {
-            let acc = |m0: usize| tile.acc.ptr().add(m0 * tile.ld + first * NR);
+            let acc = Acc::new(tile.acc.ptr(), tile.ld, fresh);
+            let acc = match out {
+                Some(out) if k0 + kc == e.k => acc.into(out.first, out.ld),
+                _ => acc,
+            };
             if let Some(dot) = dot {
                 let (b, distance) = right.pairs(table, dot, e.right_k + k0, kc, p0, np, packing);
                 for (m0, m) in blocks {
-                    (dot.sweep)(kc / 2, left.pairs(k0, m0, m, packing), b, distance, np, acc(m0), tile.ld, fresh);
+                    (dot.sweep)(kc / 2, left.pairs(k0, m0, m, packing), b, distance, np, acc.at(m0, first * NR));
                 }
             } else if let (true, Some(panels)) = (e.m <= FEW, right.in_place(e.right_k + k0, kc, p0)) {
-                (table.few)(left.block(table, k0, kc, 0, e.m, packing), panels, np, acc(0), tile.ld, fresh);
+                (table.few)(left.block(table, k0, kc, 0, e.m, packing), panels, np, acc.at(0, first * NR));
             } else {
                 let (b, distance) = right.panels(table, e.right_k + k0, kc, p0, np, packing);
                 for (m0, m) in blocks {
-                    (table.sweep)(kc, left.block(table, k0, kc, m0, m, packing), b, distance, np, acc(m0), tile.ld, fresh);
+                    (table.sweep)(kc, left.block(table, k0, kc, m0, m, packing), b, distance, np, acc.at(m0, first * NR));
                 }
             }
         }

@@ -5,7 +5,7 @@
 
 use super::{
     NR,
-    kernel::{Dot, load, store, tiles},
+    kernel::{Acc, Dot, load, store, tiles},
 };
 use crate::simd::Avx512;
 use core::arch::x86_64::*;
@@ -13,19 +13,16 @@ use core::arch::x86_64::*;
 pub(super) static DOT: Dot = Dot { sweep, pair };
 
 /// # Safety
-/// Rows are valid for `pairs` pairs, panels for `pairs * 16`, `c` for all rows and panels; the processor has the features.
+/// Rows are valid for `pairs` pairs, panels for `pairs * 16`, `acc` for all rows and panels; the processor has the features.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-#[allow(clippy::too_many_arguments)]
-unsafe fn sweep(pairs: usize, rows: &[*const u32], b: *const u32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
+unsafe fn sweep(pairs: usize, rows: &[*const u32], b: *const u32, distance: usize, np: usize, acc: Acc) {
     macro_rules! run {
         ($m:literal, $p:literal, $i:expr, $at:expr) => {
             // Safety: rows, panels and accumulators are those of the caller's promise.
-            unsafe {
-                micro::<$m, $p>(pairs, rows.as_ptr().add($i), b.add($at * distance * NR), distance, c.add($i * ldc + $at * NR), ldc, fresh)
-            }
+            unsafe { micro::<$m, $p>(pairs, rows.as_ptr().add($i), b.add($at * distance * NR), distance, acc.at($i, $at * NR)) }
         };
     }
-    tiles!(12, 2, rows.len(), np, run);
+    tiles!(9, 3, rows.len(), np, run);
 }
 
 /// `M` rows by `P` panels, all accumulators in registers.
@@ -34,19 +31,11 @@ unsafe fn sweep(pairs: usize, rows: &[*const u32], b: *const u32, distance: usiz
 /// As for [`sweep`], of `M` rows and `P` panels.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn micro<const M: usize, const P: usize>(
-    pairs: usize,
-    rows: *const *const u32,
-    b: *const u32,
-    distance: usize,
-    c: *mut f32,
-    ldc: usize,
-    fresh: bool,
-) {
+unsafe fn micro<const M: usize, const P: usize>(pairs: usize, rows: *const *const u32, b: *const u32, distance: usize, place: Acc) {
     // Safety: within what the caller promises; a vector of 32 bf16 is any 64 bytes.
     unsafe {
         let a: [*const u32; M] = core::array::from_fn(|i| *rows.add(i));
-        let mut acc = load::<Avx512, M, P>(c, ldc, fresh);
+        let mut acc = load::<Avx512, M, P>(&place);
         for k in 0..pairs {
             let v: [__m512bh; P] =
                 core::array::from_fn(|p| core::mem::transmute(_mm512_loadu_si512(b.add((p * distance + k) * NR).cast())));
@@ -57,7 +46,7 @@ unsafe fn micro<const M: usize, const P: usize>(
                 }
             }
         }
-        store::<Avx512, M, P>(acc, c, ldc);
+        store::<Avx512, M, P>(acc, &place);
     }
 }
 

@@ -4,7 +4,10 @@
 //! `BFDotAdd`, FPCR.EBF = 0); the second pair follows the first. So an element is still one chain over k ascending and rows stay independent of
 //! each other, and 2 roundings of 2 U each per pair are what one rounding of U per step and one per product allow.
 
-use super::{NR, kernel::Dot};
+use super::{
+    NR,
+    kernel::{Acc, Dot},
+};
 use crate::convert;
 use core::{
     arch::{aarch64::*, asm},
@@ -17,19 +20,18 @@ pub(super) static DOT: Dot = Dot { sweep, pair };
 const ROWS: usize = 6;
 
 /// # Safety
-/// Rows are valid for `pairs` pairs, panels for `pairs * 16`, `c` for all rows and panels; the processor has the feature.
+/// Rows are valid for `pairs` pairs, panels for `pairs * 16`, `acc` for all rows and panels; the processor has the feature.
 #[target_feature(enable = "bf16")]
-#[allow(clippy::too_many_arguments)]
-unsafe fn sweep(pairs: usize, rows: &[*const u32], b: *const u32, distance: usize, np: usize, c: *mut f32, ldc: usize, fresh: bool) {
+unsafe fn sweep(pairs: usize, rows: &[*const u32], b: *const u32, distance: usize, np: usize, acc: Acc) {
     for p in 0..np {
         for (i, rows) in rows.chunks(ROWS).enumerate() {
             // Safety: rows, panels and accumulators are those of the caller's promise.
             unsafe {
-                let (b, c) = (b.add(p * distance * NR), c.add(i * ROWS * ldc + p * NR));
+                let (b, acc) = (b.add(p * distance * NR), acc.at(i * ROWS, p * NR));
                 match rows.len() {
-                    1 | 2 => micro::<1>(pairs, rows, b, c, ldc, fresh),
-                    3 | 4 => micro::<2>(pairs, rows, b, c, ldc, fresh),
-                    _ => micro::<3>(pairs, rows, b, c, ldc, fresh),
+                    1 | 2 => micro::<1>(pairs, rows, b, acc),
+                    3 | 4 => micro::<2>(pairs, rows, b, acc),
+                    _ => micro::<3>(pairs, rows, b, acc),
                 }
             }
         }
@@ -42,16 +44,16 @@ unsafe fn sweep(pairs: usize, rows: &[*const u32], b: *const u32, distance: usiz
 /// As for [`sweep`].
 #[inline]
 #[target_feature(enable = "bf16")]
-unsafe fn micro<const M: usize>(pairs: usize, rows: &[*const u32], b: *const u32, c: *mut f32, ldc: usize, fresh: bool) {
+unsafe fn micro<const M: usize>(pairs: usize, rows: &[*const u32], b: *const u32, place: Acc) {
     // Safety: within what the caller promises. A row without a second stands in for it, and is stored once.
     unsafe {
         let number: [[usize; 2]; M] = from_fn(|i| [2 * i, (2 * i + 1).min(rows.len() - 1)]);
         let x: [[*const u32; 2]; M] = number.map(|two| two.map(|i| rows[i]));
         let mut acc = [[vdupq_n_f32(0.0); NR / 2]; M];
-        if !fresh {
-            for (acc, [first, second]) in acc.iter_mut().zip(number) {
+        for (acc, [first, second]) in acc.iter_mut().zip(number) {
+            if let (Some(first), Some(second)) = (place.from(first), place.from(second)) {
                 for (j, acc) in acc.iter_mut().enumerate() {
-                    *acc = vcombine_f32(vld1_f32(c.add(first * ldc + 2 * j)), vld1_f32(c.add(second * ldc + 2 * j)));
+                    *acc = vcombine_f32(vld1_f32(first.add(2 * j)), vld1_f32(second.add(2 * j)));
                 }
             }
         }
@@ -72,9 +74,9 @@ unsafe fn micro<const M: usize>(pairs: usize, rows: &[*const u32], b: *const u32
         }
         for (acc, [first, second]) in acc.iter().zip(number) {
             for (j, acc) in acc.iter().enumerate() {
-                vst1_f32(c.add(first * ldc + 2 * j), vget_low_f32(*acc));
+                vst1_f32(place.to(first).add(2 * j), vget_low_f32(*acc));
                 if second > first {
-                    vst1_f32(c.add(second * ldc + 2 * j), vget_high_f32(*acc));
+                    vst1_f32(place.to(second).add(2 * j), vget_high_f32(*acc));
                 }
             }
         }

@@ -18,7 +18,7 @@ mod rows;
 
 pub(crate) use rows::{Block, quantise};
 
-use super::{Extent, FEW, KC, MC, NC, NR, Packing, Right, Tile};
+use super::{Acc, Extent, FEW, KC, MC, NC, NR, Packing, Right, Tile};
 use crate::{isa::Isa, scratch::Slab, simd::Simd};
 use core::cmp::min;
 use dot::Dot;
@@ -28,10 +28,10 @@ use zofo_hal::DType;
 /// Steps of a block.
 pub(crate) const STEPS: usize = 32;
 
-/// `dtype, blocks, rows, panels, bytes, np, c, ldc, fresh`: accumulates all blocks of `rows` with `np` panels of a weight that are `bytes` apart.
-type Few = unsafe fn(DType, usize, &[*const Block], *const u8, usize, usize, *mut f32, usize, bool);
-/// `dtype, blocks, rows, panels, np, c, ldc, fresh`: the same with panels that were prepared, each of `blocks` blocks.
-type Sweep = unsafe fn(DType, usize, &[*const Block], *const Panel, usize, *mut f32, usize, bool);
+/// `dtype, blocks, rows, panels, bytes, np, acc`: accumulates all blocks of `rows` with `np` panels of a weight that are `bytes` apart.
+type Few = unsafe fn(DType, usize, &[*const Block], *const u8, usize, usize, Acc);
+/// `dtype, blocks, rows, panels, np, acc`: the same with panels that were prepared, each of `blocks` blocks.
+type Sweep = unsafe fn(DType, usize, &[*const Block], *const Panel, usize, Acc);
 
 /// The compiled functions of one way to multiply.
 pub(crate) struct Int8 {
@@ -80,7 +80,15 @@ pub(crate) unsafe fn product(int8: &Int8, left: &Rows, first: usize, right: &Rig
     // than as codes.
     unsafe {
         if e.m <= FEW {
-            return (int8.few)(dtype, left.per_row, rows(0, e.m, 0), panel(0), right.panel_bytes(), np, tile.acc.ptr(), tile.ld, e.fresh);
+            return (int8.few)(
+                dtype,
+                left.per_row,
+                rows(0, e.m, 0),
+                panel(0),
+                right.panel_bytes(),
+                np,
+                Acc::new(tile.acc.ptr(), tile.ld, e.fresh),
+            );
         }
         let room: Slab<Panel> = packing.codes();
         for (block, p) in (0..left.per_row).step_by(KC / STEPS).flat_map(|b| (0..np).step_by(NC / NR).map(move |p| (b, p))) {
@@ -90,8 +98,8 @@ pub(crate) unsafe fn product(int8: &Int8, left: &Rows, first: usize, right: &Rig
             }
             for m0 in (0..e.m).step_by(MC) {
                 let m = min(MC, e.m - m0);
-                let (rows, c) = (rows(m0, m, block), tile.acc.ptr().add(m0 * tile.ld + p * NR));
-                (int8.sweep)(dtype, blocks, rows, room.ptr(), np, c, tile.ld, e.fresh && block == 0);
+                let acc = Acc::new(tile.acc.ptr(), tile.ld, e.fresh && block == 0).at(m0, p * NR);
+                (int8.sweep)(dtype, blocks, rows(m0, m, block), room.ptr(), np, acc);
             }
         }
     }
@@ -100,20 +108,18 @@ pub(crate) unsafe fn product(int8: &Int8, left: &Rows, first: usize, right: &Rig
 /// `M` rows by `P` panels, all accumulators in registers.
 ///
 /// # Safety
-/// Rows have `blocks` blocks and panels as many from their address on, `c` is valid for all rows and panels; the features of `D` are there.
+/// Rows have `blocks` blocks and panels as many from their address on, `acc` is valid for all rows and panels; the features of `D` are there.
 #[inline(always)]
 unsafe fn micro<D: Dot, F: Format, const M: usize, const P: usize>(
     blocks: usize,
     rows: *const *const Block,
     panels: [*const u8; P],
-    c: *mut f32,
-    ldc: usize,
-    fresh: bool,
+    place: Acc,
 ) {
     // Safety: within what the caller promises.
     unsafe {
         let rows: [*const Block; M] = core::array::from_fn(|i| *rows.add(i));
-        let mut acc = super::kernel::load::<D::S, M, P>(c, ldc, fresh);
+        let mut acc = super::kernel::load::<D::S, M, P>(&place);
         for b in 0..blocks {
             let x: [*const Block; M] = core::array::from_fn(|i| rows[i].add(b));
             let offset = F::Kind::OFFSET + if F::Kind::SIGNED { D::BIAS } else { 0 };
@@ -137,7 +143,7 @@ unsafe fn micro<D: Dot, F: Format, const M: usize, const P: usize>(
                 }
             }
         }
-        super::kernel::store::<D::S, M, P>(acc, c, ldc);
+        super::kernel::store::<D::S, M, P>(acc, &place);
     }
 }
 
@@ -204,16 +210,14 @@ unsafe fn tiles<D: Dot, F: Format, const MANY: bool>(
     panels: *const u8,
     distance: usize,
     np: usize,
-    c: *mut f32,
-    ldc: usize,
-    fresh: bool,
+    acc: Acc,
 ) {
     macro_rules! run {
         ($m:literal, $p:literal, $i:expr, $at:expr) => {
             // Safety: rows, panels and accumulators are those of the caller's promise.
             unsafe {
                 let panels: [*const u8; $p] = core::array::from_fn(|p| panels.wrapping_add(($at + p) * distance));
-                micro::<D, F, $m, $p>(blocks, rows.as_ptr().add($i), panels, c.add($i * ldc + $at * NR), ldc, fresh)
+                micro::<D, F, $m, $p>(blocks, rows.as_ptr().add($i), panels, acc.at($i, $at * NR))
             }
         };
     }
@@ -257,21 +261,11 @@ macro_rules! formats {
 /// As for [`Int8::few`].
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn few<D: Dot>(
-    dtype: DType,
-    blocks: usize,
-    rows: &[*const Block],
-    panels: *const u8,
-    bytes: usize,
-    np: usize,
-    c: *mut f32,
-    ldc: usize,
-    fresh: bool,
-) {
+unsafe fn few<D: Dot>(dtype: DType, blocks: usize, rows: &[*const Block], panels: *const u8, bytes: usize, np: usize, acc: Acc) {
     macro_rules! run {
         ($format:ty) => {
             // Safety: the caller's promise.
-            unsafe { tiles::<D, $format, false>(blocks, rows, panels, bytes, np, c, ldc, fresh) }
+            unsafe { tiles::<D, $format, false>(blocks, rows, panels, bytes, np, acc) }
         };
     }
     formats!(dtype, run);
@@ -281,20 +275,11 @@ unsafe fn few<D: Dot>(
 /// As for [`Int8::sweep`].
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn sweep<D: Dot>(
-    dtype: DType,
-    blocks: usize,
-    rows: &[*const Block],
-    panels: *const Panel,
-    np: usize,
-    c: *mut f32,
-    ldc: usize,
-    fresh: bool,
-) {
+unsafe fn sweep<D: Dot>(dtype: DType, blocks: usize, rows: &[*const Block], panels: *const Panel, np: usize, acc: Acc) {
     macro_rules! run {
         ($kind:ty) => {
             // Safety: the caller's promise.
-            unsafe { tiles::<D, Codes<$kind>, true>(blocks, rows, panels.cast(), blocks * size_of::<Panel>(), np, c, ldc, fresh) }
+            unsafe { tiles::<D, Codes<$kind>, true>(blocks, rows, panels.cast(), blocks * size_of::<Panel>(), np, acc) }
         };
     }
     match dtype {
@@ -338,11 +323,9 @@ macro_rules! table {
                 panels: *const u8,
                 bytes: usize,
                 np: usize,
-                c: *mut f32,
-                ldc: usize,
-                fresh: bool,
+                acc: Acc,
             ) {
-                unsafe { super::few::<$dot>(dtype, blocks, rows, panels, bytes, np, c, ldc, fresh) }
+                unsafe { super::few::<$dot>(dtype, blocks, rows, panels, bytes, np, acc) }
             }
 
             // Safety: as above.
@@ -354,11 +337,9 @@ macro_rules! table {
                 rows: &[*const Block],
                 panels: *const Panel,
                 np: usize,
-                c: *mut f32,
-                ldc: usize,
-                fresh: bool,
+                acc: Acc,
             ) {
-                unsafe { super::sweep::<$dot>(dtype, blocks, rows, panels, np, c, ldc, fresh) }
+                unsafe { super::sweep::<$dot>(dtype, blocks, rows, panels, np, acc) }
             }
 
             // Safety: as above.
@@ -474,7 +455,7 @@ mod tests {
         let (ld, distance) = (np * NR, panel_bytes(dtype, blocks * STEPS).unwrap());
         let mut c = vec![0.5; rows.len() * ld];
         // Safety: rows, panels and accumulators are as large as is said; the kernel is one of this machine.
-        unsafe { (int8.few)(dtype, blocks, rows, panels.as_ptr(), distance, np, c.as_mut_ptr(), ld, false) };
+        unsafe { (int8.few)(dtype, blocks, rows, panels.as_ptr(), distance, np, Acc::new(c.as_mut_ptr(), ld, false)) };
         c
     }
 
@@ -486,7 +467,7 @@ mod tests {
             for p in 0..np {
                 (int8.prepare)(dtype, panels.as_ptr().add(p * distance), 0, blocks, room.as_mut_ptr().add(p * blocks));
             }
-            (int8.sweep)(dtype, blocks, rows, room.as_ptr(), np, c.as_mut_ptr(), ld, false);
+            (int8.sweep)(dtype, blocks, rows, room.as_ptr(), np, Acc::new(c.as_mut_ptr(), ld, false));
         }
         c
     }

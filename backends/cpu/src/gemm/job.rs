@@ -1,6 +1,6 @@
 //! A whole product: tiles, threads, and what is done with a finished tile.
 
-use super::{Extent, MT, NC, NR, Packing, Right, Tile, int8, pack::PackingSlabs, product};
+use super::{Extent, FEW, MT, NC, NR, Out, Packing, Right, Tile, int8, pack::PackingSlabs, product_into};
 use crate::{
     isa::tiered,
     kernels::Context,
@@ -8,6 +8,7 @@ use crate::{
     view::{Mat, Rows},
 };
 use core::cmp::min;
+use zofo_hal::DType;
 
 /// The left operand of a job.
 #[derive(Clone, Copy)]
@@ -55,6 +56,14 @@ impl Epilogue {
     /// Output `out`, factors 1 and 0, no bias.
     pub(crate) fn new(out: Mat, rows: Rows) -> Self {
         Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false, transposed: false }
+    }
+
+    /// Where sums of rows `numbers` and of `n` columns from `n0` on go if they go there as they are.
+    fn plain(&self, numbers: &core::ops::Range<usize>, n0: usize, n: usize) -> Option<Out> {
+        let (first, last) = (self.rows.at(numbers.start), self.rows.at(numbers.end - 1));
+        let as_they_are = self.alpha == 1.0 && self.beta == 0.0 && self.bias.is_none() && !self.transposed && self.out.dtype == DType::F32;
+        (as_they_are && n.is_multiple_of(NR) && last - first + 1 == numbers.len())
+            .then(|| Out { first: self.out.part(first, numbers.len(), n0, n).at(0, 0).cast(), ld: self.out.stride })
     }
 
     /// Writes columns `n0 ..` of row number `i` from its accumulators, which are lost.
@@ -129,21 +138,36 @@ impl JobScratch {
 
 /// Work below this many multiply-adds stays on the calling thread.
 const GATE: usize = 1 << 18;
+/// Rows of a task below which its columns are made fewer instead.
+const FEWEST: usize = 72;
 
 /// Columns and rows of a task.
+///
+/// A task reads its rows once for all its columns and its columns once for all its rows, so it is as large as a tile, as long as there are
+/// tasks enough to even out what threads are doing beside.
 fn grid(threads: usize, m: usize, n: usize, k: usize) -> (usize, usize) {
     let wide = n.next_multiple_of(NR).min(NC);
     if threads == 1 || m.saturating_mul(n).saturating_mul(k) < GATE {
         return (wide, m);
     }
-    // Four tasks per thread even out what threads are doing beside. Columns first: each task then reads its part of the right operand once.
     let want = threads * 4;
-    let columns = n.div_ceil(want).next_multiple_of(2 * NR).clamp(2 * NR, NC);
-    let across = n.div_ceil(columns);
-    let down = want.div_ceil(across);
-    // 12 is a multiple of every tier's micro-kernel.
-    let rows = m.div_ceil(down).next_multiple_of(12).min(m.max(1));
-    (columns, rows)
+    if m <= FEW {
+        // Few rows wait for memory: columns are shared out evenly.
+        return (n.div_ceil(want).next_multiple_of(2 * NR).min(NC), m);
+    }
+    // Multiples of every tier's micro-kernel.
+    let (panels, rows) = (6 * NR, 18);
+    let split = |columns: usize| {
+        let across = n.div_ceil(columns);
+        let least = want.div_ceil(across).max(m.div_ceil(MT));
+        // A number of tasks that threads can share, if there is one nearby.
+        let down = (least..least + threads).find(|down| (across * down).is_multiple_of(threads)).unwrap_or(least);
+        (columns, m.div_ceil(down).next_multiple_of(rows).min(m))
+    };
+    match split(NC) {
+        (columns, rows) if rows >= FEWEST && n > panels => (columns, rows),
+        _ => split(panels),
+    }
 }
 
 impl Job<'_> {
@@ -220,7 +244,14 @@ impl Job<'_> {
                         let e = Extent { m: rows.len(), n0, n, k: self.k, right_k: 0, fresh: true };
                         int8::product(int8, left, rows.start, &self.right, e, acc, &packing);
                     }
-                    None => self.base(cx, scratch.rows.of(worker), &packing, n0, n, rows.clone(), acc),
+                    None => {
+                        let done = self.spread == 1 && self.extension.is_none() && self.k > 0;
+                        let out = if done { self.epilogue.plain(&rows, n0, n) } else { None };
+                        self.base(cx, scratch.rows.of(worker), &packing, n0, n, rows.clone(), acc, out);
+                        if out.is_some() {
+                            continue;
+                        }
+                    }
                 }
                 if self.spread == 1 {
                     // Rows of different blocks in turn: each block has its own extension.
@@ -259,6 +290,7 @@ impl Job<'_> {
         n: usize,
         rows: core::ops::Range<usize>,
         acc: Tile,
+        out: Option<Out>,
     ) {
         let e = Extent { m: rows.len(), n0, n, k: self.k, right_k: 0, fresh: true };
         // Safety: the caller's promise.
@@ -268,14 +300,15 @@ impl Job<'_> {
                     let pointers = pointers.part(0, rows.len()).get_mut();
                     pointers.iter_mut().zip(rows).for_each(|(p, i)| *p = a.at(self.rows.at(i), 0));
                     let left = super::Left::Rows { rows: pointers, dtype: a.dtype };
-                    product(cx.gemm, &left, &self.right, e, acc, packing);
+                    product_into(cx.gemm, &left, &self.right, e, acc, packing, out);
                 }
                 Left::Columns(a, counted) => {
                     for block in 0..counted.blocks {
                         let k0 = block * counted.height;
                         let left = super::Left::Columns { matrix: a, first: rows.start, k0 };
                         let e = Extent { k: counted.live, right_k: k0, fresh: block == 0, ..e };
-                        product(cx.gemm, &left, &self.right, e, acc, packing);
+                        let out = out.filter(|_| block + 1 == counted.blocks);
+                        product_into(cx.gemm, &left, &self.right, e, acc, packing, out);
                     }
                 }
             }
@@ -307,9 +340,13 @@ impl Job<'_> {
                     .iter_mut()
                     .zip(numbers.clone())
                     .for_each(|(p, i)| *p = x.left.part(i * x.width, x.width).ptr().cast_const().cast());
-                let left = super::Left::Rows { rows: pointers, dtype: zofo_hal::DType::F32 };
+                let left = super::Left::Rows { rows: pointers, dtype: DType::F32 };
                 let e = Extent { m: numbers.len(), n0: 0, n, k, right_k: 0, fresh: false };
-                product(cx.gemm, &left, &right, e, tile, packing);
+                let out = if k > 0 { self.epilogue.plain(&numbers, n0, n) } else { None };
+                product_into(cx.gemm, &left, &right, e, tile, packing, out);
+                if out.is_some() {
+                    return;
+                }
             }
         }
         write(cx.tier, &self.epilogue, numbers, n0, n, tile);

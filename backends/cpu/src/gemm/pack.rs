@@ -333,10 +333,17 @@ impl<'a> Right<'a> {
                 let valid = min(wide, self.cols - first);
                 room[valid * NR..].fill(0.0);
                 for k in (0..kc).step_by(NR) {
-                    (table.decode)(self.stored(first, valid, (k0 + k) / NR), room.as_mut_ptr());
+                    let stored = self.stored(first, valid, (k0 + k) / NR);
+                    let squares = match self.dtype {
+                        DType::F32 if valid == NR => stored.data.cast::<f32>().add(first * NR),
+                        _ => {
+                            (table.decode)(stored, room.as_mut_ptr());
+                            room.as_ptr()
+                        }
+                    };
                     for half in 0..min(wide / NR, np - p) {
                         let to = packing.panels.part(((p + half) * KC + k) * NR, NR * NR);
-                        (table.transpose)(room.as_ptr().add(half * NR * NR), NR, to.ptr());
+                        (table.transpose)(squares.add(half * NR * NR), NR, to.ptr());
                     }
                 }
             }

@@ -256,7 +256,7 @@ impl Lora<'_> {
         // A task makes the panels of its copy, so rows of a block are split only as far as threads need it.
         let want = (cx.pool.threads() * 2).div_ceil(blocks.len());
         let small = blocks.len() * live * inputs * panels < 1 << 20;
-        let per_task = if small { live } else { live.div_ceil(want).next_multiple_of(12).max(24).min(live) };
+        let per_task = if small { live } else { live.div_ceil(want).next_multiple_of(18).max(36).min(live) };
         let per_block = live.div_ceil(per_task);
         let work = |task: usize, worker: usize| {
             let block = blocks.start + task / per_block;
