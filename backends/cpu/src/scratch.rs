@@ -17,6 +17,8 @@ unsafe impl Plain for f32 {}
 unsafe impl Plain for f64 {}
 // Safety: any bit pattern is a value.
 unsafe impl Plain for u32 {}
+// Safety: as its elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 // Safety: any bit pattern is a pointer that nobody need follow.
 unsafe impl Plain for *const u8 {}
 // Safety: as above.

@@ -4,8 +4,8 @@ use crate::{Arithmetic, Case, Id, Lab, Subject, Unit, Work, random, shapes};
 use zofo_hal::{
     DType, Result, TensorArg, Uses,
     op::{
-        AdamW, Copies, CrossEntropy, CrossEntropyBackward, Embedding, HyperParams, Op, Optimiser, Pairing, RmsNorm, RmsNormBackward, Rope,
-        SwiGlu, SwiGluBackward, ZoUpdate,
+        AdamW, Copies, CrossEntropy, Embedding, HyperParams, Op, Optimiser, Pairing, RmsNorm, RmsNormBackward, Rope, SwiGlu,
+        SwiGluBackward, ZoUpdate,
     },
     perturb::{Factor, Projection, Site, TensorId},
 };
@@ -129,13 +129,10 @@ impl List<'_> {
                 Ok(CrossEntropy::new(h, label_rows, targets, head, lab.output(DType::F32, c, LABELS)?).copies(copies).into())
             });
         }
-        self.add(&Id::group("cross_entropy-backward", dtype.name(), &[LABELS, d, v]), "", work(2), move |lab| {
+        self.add(&Id::group("cross_entropy-slope", dtype.name(), &[LABELS, d, v]), "", work(2), move |lab| {
             let (h, [label_rows, targets]) = (lab.normals(dtype, rows, d)?, labels(lab)?);
-            let (head, lse) = (lab.weight(dtype, v, d, Uses::TRAINING)?, lab.output(DType::F32, 1, LABELS)?);
-            let losses = lab.output(DType::F32, 1, LABELS)?;
-            lab.run(CrossEntropy::new(h.clone(), label_rows.clone(), targets.clone(), &head, losses).lse(lse.clone()))?;
-            let (scale, dh) = (lab.f32s(1, 1, &[1.0 / LABELS as f32])?, lab.output(DType::F32, rows, d)?);
-            Ok(CrossEntropyBackward::new(h, label_rows, targets, lse, scale, head, dh).into())
+            let (head, slope) = (lab.weight(dtype, v, d, Uses::TRAINING)?, lab.output(DType::F32, LABELS, d)?);
+            Ok(CrossEntropy::new(h, label_rows, targets, head, lab.output(DType::F32, 1, LABELS)?).slope(slope).into())
         });
     }
 

@@ -8,7 +8,7 @@ descriptor! {
     /// `losses[c, i] = logsumexp(h_r W^T) - (h_r W^T)[targets[i]]` with r = `rows[i]` of block c. Logits are never in memory as a whole.
     ///
     /// Tangent block: `sum_v p_v dlogit_v - dlogit[target]`, `dlogit = dh_r W^T`, p of the base block. A row of [`super::NO_INDEX`] is padding:
-    /// its loss is 0. Accumulates in f32.
+    /// its loss is 0. Labelled rows are distinct. Accumulates in f32.
     CrossEntropy, "cross_entropy", Forward,
     reads {
         /// `[C T, d]` float, after the final norm.
@@ -27,8 +27,9 @@ descriptor! {
         losses,
     },
     writes_opt {
-        /// Log of the sum of exponentials, f32 `[1, R]`, of the base block; for the backward pass.
-        lse,
+        /// Gradient of each loss with respect to its row, `sum_v p_v W_v - W[targets[i]]`, f32 `[R, d]`; 0 for padding. Of a base pass alone. Formed
+        /// while the logits pass, which are then needed only once.
+        slope,
     },
     options {
         /// Blocks of rows.
@@ -45,32 +46,24 @@ impl<T: Operand> CrossEntropy<T> {
         check::indices("targets", &self.targets, r)?;
         check::matrix("head", &self.head, self.head.shape()[0], d)?;
         check::typed("losses", &self.losses, DType::F32, self.copies.total(), r)?;
-        if self.lse.is_some() && !self.copies.has_base {
-            return Err(Error::invalid("lse is taken from the base block, which these copies do not have"));
+        if self.slope.is_some() && self.copies != Copies::BASE {
+            return Err(Error::invalid("slope is that of a base pass, and these are copies"));
         }
-        self.lse.as_ref().map_or(Ok(()), |l| check::typed("lse", l, DType::F32, 1, r))
+        self.slope.as_ref().map_or(Ok(()), |s| check::typed("slope", s, DType::F32, r, d))
     }
 }
 
 descriptor! {
-    /// Gradient of `scale * sum of losses` with respect to `h`: `dh_r = scale (softmax(h_r W^T) - onehot(target)) W` on labelled rows, 0 on all
-    /// others. The logits are formed again, streamed. Labelled rows are distinct.
+    /// Gradient of `scale * sum of losses` with respect to all rows: `dh_r = scale slope_i` with r = `rows[i]`, 0 on rows without a label. Labelled
+    /// rows are distinct.
     CrossEntropyBackward, "cross_entropy_backward", Backward,
     reads {
-        /// `[T, d]` float, as in the forward pass.
-        h,
-        /// u32 `[1, R]`.
+        /// f32 `[R, d]`, as the forward pass wrote it.
+        slope,
+        /// u32 `[1, R]`, each below T or `NO_INDEX`.
         rows,
-        /// u32 `[1, R]`.
-        targets,
-        /// f32 `[1, R]`, as the forward pass wrote it.
-        lse,
         /// f32 `[1, 1]`: 1 over the label count of the mini-batch.
         scale,
-    },
-    matrices {
-        /// LM head, `[V, d]`.
-        head,
     },
     writes {
         /// `[T, d]` float.
@@ -80,13 +73,10 @@ descriptor! {
 
 impl<T: Operand> CrossEntropyBackward<T> {
     pub(super) fn check(&self) -> Result<()> {
-        let ([t, d], r) = (self.h.spec().shape(), self.rows.spec().cols);
-        check::float("h", &self.h, t, d)?;
+        let ([t, d], r) = (self.dh.spec().shape(), self.rows.spec().cols);
+        check::typed("slope", &self.slope, DType::F32, r, d)?;
         check::indices("rows", &self.rows, r)?;
-        check::indices("targets", &self.targets, r)?;
-        check::typed("lse", &self.lse, DType::F32, 1, r)?;
         check::typed("scale", &self.scale, DType::F32, 1, 1)?;
-        check::matrix("head", &self.head, self.head.shape()[0], d)?;
         check::float("dh", &self.dh, t, d)
     }
 }

@@ -75,8 +75,8 @@ fn needs(op: &Op<TensorSpec>) -> Uses {
     let none = Uses::default();
     match op {
         Op::MatMul(op) => Uses { nt: op.orientation == Orientation::Nt, nn: op.orientation == Orientation::Nn, gather: false },
-        Op::LoraMatMul(_) | Op::PerturbLoraMatMul(_) | Op::CrossEntropy(_) => Uses::FORWARD,
-        Op::CrossEntropyBackward(_) => Uses::TRAINING,
+        Op::LoraMatMul(_) | Op::PerturbLoraMatMul(_) => Uses::FORWARD,
+        Op::CrossEntropy(op) => Uses { nn: op.slope.is_some(), ..Uses::FORWARD },
         Op::LoraMatMulBackward(op) => Uses { nn: op.dx.is_some(), ..none },
         Op::Embedding(_) | Op::CandidateScores(_) => Uses { gather: true, ..none },
         _ => none,

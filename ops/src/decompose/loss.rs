@@ -29,8 +29,8 @@ fn labels<E: Emit>(e: &mut E, t: usize, rows: &E::T, targets: &E::T, vocabulary:
     Ok([mask, one_hot])
 }
 
-/// Replaces logits by their distance to the row's maximum. Returns that maximum, and the log of the sum of the distances' exponentials.
-fn shift<E: Emit>(e: &mut E, logits: &E::T) -> Result<[E::T; 2]> {
+/// Replaces logits by their distance to the row's maximum. Returns the log of the sum of the distances' exponentials.
+fn shift<E: Emit>(e: &mut E, logits: &E::T) -> Result<E::T> {
     let all = Rows::all();
     let max = e.reduce(Reduction::Max, logits, &all)?;
     e.add(logits, &max, -1.0, logits, &all)?;
@@ -38,7 +38,7 @@ fn shift<E: Emit>(e: &mut E, logits: &E::T) -> Result<[E::T; 2]> {
     e.map(MapFunction::Exp, (1.0, 0.0), logits, &exponentials, &all)?;
     let sum = e.reduce(Reduction::Sum, &exponentials, &all)?;
     e.map(MapFunction::Ln, (1.0, 0.0), &sum, &sum, &all)?;
-    Ok([max, sum])
+    Ok(sum)
 }
 
 /// `softmax - onehot` in place of logits, with the log of the sum of their exponentials.
@@ -61,16 +61,17 @@ pub(super) fn cross_entropy<E: Emit>(e: &mut E, op: &CrossEntropy<E::T>) -> Resu
         let piece = |out: &E::T, row: usize| out.rows_of(row, 1).cols_of(first, n).shaped(n, 1);
         for b in 0..blocks - tangents {
             let logits = logits(e, &block(b), &rows, &op.head)?;
-            let [max, sum] = shift(e, &logits)?;
+            let sum = shift(e, &logits)?;
             let loss = e.row_dot(&one_hot, &logits, &all)?;
             e.add(&sum, &loss, -1.0, &loss, &all)?;
             e.mul(&loss, &mask, &piece(&op.losses, b), &all)?;
-            if let Some(lse) = op.lse.as_ref().filter(|_| b == 0) {
-                e.add(&sum, &max, 1.0, &max, &all)?;
-                e.mul(&max, &mask, &piece(lse, 0), &all)?;
-            }
-            if tangents > 0 {
+            if tangents > 0 || op.slope.is_some() {
                 slope(e, &logits, &sum, &one_hot)?;
+            }
+            if let Some(out) = &op.slope {
+                let out = out.rows_of(first, n);
+                e.product(Orientation::Nn, &logits, op.head.clone(), &out, (1.0, 0.0), &None)?;
+                e.mul(&out, &mask, &out, &all)?;
             }
             for b in 1..=tangents {
                 let tangent = self::logits(e, &block(b), &rows, &op.head)?;
@@ -83,23 +84,14 @@ pub(super) fn cross_entropy<E: Emit>(e: &mut E, op: &CrossEntropy<E::T>) -> Resu
 }
 
 pub(super) fn cross_entropy_backward<E: Emit>(e: &mut E, op: &CrossEntropyBackward<E::T>) -> Result<()> {
-    let ((t, d), vocabulary, all) = (op.h.size(), op.head.shape()[0], Rows::all());
+    let ((n, d), all) = (op.slope.size(), Rows::all());
     e.fill(&op.dh, 0.0)?;
-    for (first, n) in pieces(op.rows.size().1, PIECE_ELEMENTS / vocabulary.max(1)) {
-        let rows = op.rows.cols_of(first, n);
-        let [_, one_hot] = labels(e, t, &rows, &op.targets.cols_of(first, n), vocabulary)?;
-        let logits = logits(e, &op.h, &rows, &op.head)?;
-        slope(e, &logits, &op.lse.cols_of(first, n).shaped(n, 1), &one_hot)?;
-        let (scale, gradient) = (e.f32(n, 1)?, e.f32(n, d)?);
-        e.fill(&scale, 1.0)?;
-        e.mul(&scale, &op.scale, &scale, &all)?;
-        e.product(Orientation::Nn, &logits, op.head.clone(), &gradient, (1.0, 0.0), &None)?;
-        // Rows of padding hold what the contract does not say; scattering skips them.
-        let rounded = e.temp(op.dh.dtype(), n, d)?;
-        e.mul(&gradient, &scale, &rounded, &all)?;
-        e.scatter(&rounded, &rows, &op.dh)?;
-    }
-    Ok(())
+    let (scale, rounded) = (e.f32(n, 1)?, e.temp(op.dh.dtype(), n, d)?);
+    e.fill(&scale, 1.0)?;
+    e.mul(&scale, &op.scale, &scale, &all)?;
+    // Scattering skips rows of padding.
+    e.mul(&op.slope, &scale, &rounded, &all)?;
+    e.scatter(&rounded, &op.rows, &op.dh)
 }
 
 pub(super) fn candidate_scores<E: Emit>(e: &mut E, op: &CandidateScores<E::T>) -> Result<()> {

@@ -40,8 +40,7 @@ impl LossOut {
 #[derive(Clone, Debug)]
 pub struct SavedLoss {
     h: TensorArg,
-    normed: TensorArg,
-    lse: TensorArg,
+    slope: TensorArg,
 }
 
 impl Slice {
@@ -54,10 +53,10 @@ impl Slice {
     }
 
     /// Losses of the labelled rows. `h` is what a forward pass over `copies` returned, f32 `[C T, d]`. With `save`, what
-    /// [`Slice::loss_backward`] needs of the base block is kept.
+    /// [`Slice::loss_backward`] needs is kept: of a base pass alone.
     ///
     /// # Errors
-    /// `InvalidArgument` where the slice has no head, or is to save and has no base block; those of [`Runner::run`].
+    /// `InvalidArgument` where the slice has no head, or is to save and has copies; those of [`Runner::run`].
     pub fn loss(&self, runner: &mut Runner, batch: &DeviceBatch, h: &TensorArg, copies: Copies, save: bool) -> Result<LossOut> {
         self.losses(self.head()?, runner, batch, h, copies, save)
     }
@@ -75,13 +74,11 @@ impl Slice {
         let normed = self.final_norm(head, runner, h, Some(&batch.live), copies)?;
         let labels = batch.capacity().labels;
         let losses = runner.temp(DType::F32, copies.total(), labels)?;
-        let lse = save.then(|| runner.temp(DType::F32, 1, labels)).transpose()?;
+        let slope = save.then(|| runner.temp(DType::F32, labels, h.spec.cols)).transpose()?;
         let (rows, targets) = (batch.label_rows.clone(), batch.targets.clone());
-        let op = CrossEntropy::new(normed.clone(), rows, targets, &head.weight, losses.clone()).lse(lse.clone()).copies(copies);
+        let op = CrossEntropy::new(normed, rows, targets, &head.weight, losses.clone()).slope(slope.clone()).copies(copies);
         runner.run(op)?;
-        let base = |t: &TensorArg| t.rows(0, batch.block_rows());
-        let saved = lse.map(|lse| SavedLoss { h: base(h), normed: base(&normed), lse });
-        Ok(LossOut { losses, saved })
+        Ok(LossOut { losses, saved: slope.map(|slope| SavedLoss { h: h.clone(), slope }) })
     }
 
     fn final_norm(&self, head: &Head, runner: &mut Runner, h: &TensorArg, live: Option<&TensorArg>, copies: Copies) -> Result<TensorArg> {
@@ -100,12 +97,10 @@ impl Slice {
         if !self.spec.backward {
             return Err(self.missing_head("backward"));
         }
-        let SavedLoss { h, normed, lse } = saved;
+        let SavedLoss { h, slope } = saved;
         let [rows, cols] = h.spec.shape();
         let dnormed = runner.temp(DType::F32, rows, cols)?;
-        let (label_rows, targets, scale) = (batch.label_rows.clone(), batch.targets.clone(), batch.loss_scale.clone());
-        let op = CrossEntropyBackward::new(normed, label_rows, targets, lse, scale, &head.weight, dnormed.clone());
-        runner.run(op)?;
+        runner.run(CrossEntropyBackward::new(slope, batch.label_rows.clone(), batch.loss_scale.clone(), dnormed.clone()))?;
         let dh = runner.temp(DType::F32, rows, cols)?;
         let op = RmsNormBackward::new(h, head.norm.clone(), dnormed, dh.clone(), self.config.rms_norm_eps);
         runner.run(op.live(batch.live.clone()))?;

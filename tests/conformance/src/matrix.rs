@@ -112,7 +112,7 @@ fn samples(x: DType) -> Vec<Op<TensorSpec>> {
         RmsNormBackward::new(m(t, d), m(1, d), m(t, d), m(t, d), 1e-5).into(),
         LoraMatMulBackward::new(m(t, d), m(t, r), m(r, d), m(f, r), m(t, f), w(f, d), f32(r, d), f32(f, r), 1.0).dx(m(t, d)).into(),
         SwiGluBackward::new(m(t, f), m(t, f), m(t, f), m(t, f), m(t, f)).into(),
-        CrossEntropyBackward::new(m(t, d), u32(8), u32(8), f32(1, 8), f32(1, 1), w(v, d), m(t, d)).into(),
+        CrossEntropyBackward::new(f32(8, d), u32(8), f32(1, 1), m(t, d)).into(),
         Sgd::new(f32(r, d), hyper, f32(r, d)).into(),
         AdamW::new(f32(r, d), hyper, f32(r, d), f32(r, d), f32(r, d)).into(),
         ZoUpdate::new(f32(1, 4), u32(4), noise, hyper, f32(r, d), site, Optimiser::Sgd).into(),

@@ -246,15 +246,13 @@ fn cross_entropy() -> Function {
         ],
         weight: Some(("head", grid(rng, vocabulary, d, 1.0))),
         out: ("losses", [1, 3]),
-        saved: Some(("lse", [1, 3])),
+        saved: Some(("slope", [3, d])),
         terms: d + vocabulary,
         forward: Arc::new(|a, copies| {
-            CrossEntropy::new(a.t("h"), a.t("rows"), a.t("targets"), a.m("head"), a.t("losses")).lse(a.opt("lse")).copies(copies).into()
+            CrossEntropy::new(a.t("h"), a.t("rows"), a.t("targets"), a.m("head"), a.t("losses")).slope(a.opt("slope")).copies(copies).into()
         }),
         gradients: vec!["dh"],
-        backward: Arc::new(|a| {
-            CrossEntropyBackward::new(a.t("h"), a.t("rows"), a.t("targets"), a.t("lse"), a.t("scale"), a.m("head"), a.t("dh")).into()
-        }),
+        backward: Arc::new(|a| CrossEntropyBackward::new(a.t("slope"), a.t("rows"), a.t("scale"), a.t("dh")).into()),
     }
 }
 

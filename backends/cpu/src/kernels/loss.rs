@@ -1,5 +1,7 @@
 //! The fused language-model head: losses, their gradient, scores.
 
+mod slope;
+
 use super::{CHUNK, Context, primitive::check_distinct};
 use crate::{
     gemm::{Extent, Left, MT, NC, NR, Packing, PackingSlabs, Right, Tile, product},
@@ -12,13 +14,13 @@ use crate::{
 };
 use core::{cmp::min, ops::Range};
 use zofo_hal::{
-    DType, Matrix, Operand, Result, TensorArg,
+    Matrix, Operand, Result, TensorArg,
     op::{ArgMax, CandidateScores, Copies, CrossEntropy, CrossEntropyBackward, NO_INDEX},
 };
 
 /// Columns of the vocabulary that one task takes. A row's sums are formed over a tile, tiles over a span, spans over the vocabulary, always
 /// ascending, so they depend on the size of the vocabulary alone.
-const SPAN: usize = 2048;
+const SPAN: usize = 10 * NC;
 
 /// The labelled rows, without padding.
 #[derive(Clone, Copy)]
@@ -27,6 +29,34 @@ struct Labels {
     places: Slab<u32>,
     rows: Mat,
     targets: Mat,
+}
+
+/// The head as rows to look up.
+#[derive(Clone, Copy)]
+enum Entries<'a> {
+    Tensor(Mat),
+    Weight(WeightView<'a>),
+}
+
+impl<'a> Entries<'a> {
+    /// # Safety
+    /// As for [`Mat::of`].
+    unsafe fn of(head: &'a Matrix<TensorArg>) -> Result<Self> {
+        Ok(match head {
+            // Safety: the caller's promise.
+            Matrix::Tensor(t) => Self::Tensor(unsafe { Mat::of(t)? }),
+            Matrix::Weight(w) => Self::Weight(CpuWeight::of(w)?.view()?),
+        })
+    }
+
+    /// Row `id`.
+    #[inline(always)]
+    fn load(&self, id: usize, out: &mut [f32]) {
+        match self {
+            Self::Tensor(m) => m.load(id, 0, out),
+            Self::Weight(w) => w.row(id, out),
+        }
+    }
 }
 
 impl Labels {
@@ -62,8 +92,8 @@ impl Labels {
     }
 }
 
-/// Scratch of [`cross_entropy`].
-pub(super) struct LossScratch {
+/// Scratch of [`cross_entropy`] without slope.
+struct LossScratch {
     places: Slab<u32>,
     /// Per span and row: the maximum and the sum of exponentials below it; of a tangent the weighted sum of slopes.
     partial: Slab<f64>,
@@ -79,7 +109,14 @@ fn labels_per_tile(copies: usize) -> usize {
     (MT / copies.max(1)).max(1)
 }
 
-pub(super) fn cross_entropy_scratch<T: Operand>(op: &CrossEntropy<T>, threads: usize, c: &mut Carver<'_>) -> LossScratch {
+pub(super) fn cross_entropy_scratch<T: Operand>(op: &CrossEntropy<T>, threads: usize, c: &mut Carver<'_>) {
+    match &op.slope {
+        None => drop(losses_scratch(op, threads, c)),
+        Some(_) => drop(slope::scratch(op, threads, c)),
+    }
+}
+
+fn losses_scratch<T: Operand>(op: &CrossEntropy<T>, threads: usize, c: &mut Carver<'_>) -> LossScratch {
     let (labels, copies, vocabulary) = (op.rows.spec().cols, op.copies.total(), op.head.shape()[0]);
     let m = labels_per_tile(copies).min(labels).saturating_mul(copies);
     let rows = labels.saturating_mul(copies);
@@ -147,19 +184,20 @@ tiered! {
 }
 
 pub(super) unsafe fn cross_entropy(op: &CrossEntropy<TensorArg>, cx: &Context<'_>) -> Result<()> {
+    if let Some(out) = &op.slope {
+        // Safety: the caller's promise.
+        return unsafe { slope::losses_and_slope(op, out, cx) };
+    }
     // Safety: the caller's promise.
     let (h, rows, targets, losses) = unsafe { (Mat::of(&op.h)?, Mat::of(&op.rows)?, Mat::of(&op.targets)?, Mat::of(&op.losses)?) };
     // Safety: as above.
-    let (lse, head) = unsafe { (Mat::of_opt(&op.lse)?, Right::of(&op.head, false)?) };
+    let head = unsafe { Right::of(&op.head, false)? };
     let ([vocabulary, d], copies) = (op.head.shape(), op.copies);
     let (blocks, height) = (copies.total(), h.rows / copies.total());
-    let s = cross_entropy_scratch(op, cx.pool.threads(), &mut cx.carver());
+    let s = losses_scratch(op, cx.pool.threads(), &mut cx.carver());
     // Safety: the slab is this op's.
     let labels = unsafe { Labels::new(rows, targets, s.places, height, vocabulary)? };
     (0..blocks).for_each(|block| losses.zero_row(block));
-    if let Some(lse) = &lse {
-        lse.zero_row(0);
-    }
     if labels.len() == 0 {
         return Ok(());
     }
@@ -169,6 +207,7 @@ pub(super) unsafe fn cross_entropy(op: &CrossEntropy<TensorArg>, cx: &Context<'_
         false => labels_per_tile(blocks).min(labels.len().div_ceil((cx.pool.threads() * 4).div_ceil(spans))),
     };
     let tiles = labels.len().div_ceil(per_tile);
+    let per_tile = labels.len().div_ceil(tiles);
     // A span's tasks follow each other, so the head passes through the caches once.
     let work = |task: usize, worker: usize| {
         let (span, first) = (task / tiles, task % tiles * per_tile);
@@ -219,9 +258,6 @@ pub(super) unsafe fn cross_entropy(op: &CrossEntropy<TensorArg>, cx: &Context<'_
                 let total = max + libm::log(sum);
                 if b == 0 {
                     base_sum = sum;
-                    if let Some(lse) = &lse {
-                        lse.store(0, place, &[total as f32]);
-                    }
                 }
                 total - target[j * blocks + b]
             };
@@ -231,88 +267,25 @@ pub(super) unsafe fn cross_entropy(op: &CrossEntropy<TensorArg>, cx: &Context<'_
     Ok(())
 }
 
-/// Scratch of [`cross_entropy_backward`].
-pub(super) struct LossBackwardScratch {
-    places: Slab<u32>,
-    logits: Slabs<f32>,
-    dh: Slabs<f32>,
-    pointers: Slabs<*const u8>,
-    packing: PackingSlabs,
-}
-
-pub(super) fn cross_entropy_backward_scratch<T: Operand>(
-    op: &CrossEntropyBackward<T>,
-    threads: usize,
-    c: &mut Carver<'_>,
-) -> LossBackwardScratch {
-    let (labels, d) = (op.rows.spec().cols, op.h.spec().cols);
-    let m = labels.min(MT);
-    LossBackwardScratch {
-        places: c.shared(labels),
-        logits: c.workers(threads, m * NC),
-        dh: c.workers(threads, m * d.next_multiple_of(NR)),
-        pointers: c.workers(threads, m),
-        packing: Packing::carve(c, threads, m, NC),
-    }
-}
-
-tiered! {
-    /// Logits of columns `n0 ..` become their share of the gradient: scale (p - onehot).
-    fn to_gradient(tile: Tile, first: usize, count: usize, n0: usize, n: usize, labels: Labels, lse: Mat, scale: f32) {
-        for j in 0..count {
-            let (place, _, target) = labels.at(first + j);
-            let lse = lse.get(0, place);
-            // Safety: the tile is this thread's.
-            let x = unsafe { &mut tile.row(j)[..n] };
-            x.iter_mut().for_each(|x| *x = math::exp(*x - lse));
-            if (n0..n0 + n).contains(&target) {
-                x[target - n0] -= 1.0;
-            }
-            x.iter_mut().for_each(|x| *x *= scale);
-        }
-    }
+pub(super) fn cross_entropy_backward_scratch<T: Operand>(op: &CrossEntropyBackward<T>, threads: usize, c: &mut Carver<'_>) -> Slabs<f32> {
+    c.workers(threads, op.dh.spec().cols)
 }
 
 pub(super) unsafe fn cross_entropy_backward(op: &CrossEntropyBackward<TensorArg>, cx: &Context<'_>) -> Result<()> {
     // Safety: the caller's promise.
-    let (h, rows, targets, dh) = unsafe { (Mat::of(&op.h)?, Mat::of(&op.rows)?, Mat::of(&op.targets)?, Mat::of(&op.dh)?) };
+    let (slope, rows, dh) = unsafe { (Mat::of(&op.slope)?, Mat::of(&op.rows)?, Mat::of(&op.dh)?) };
     // Safety: as above.
-    let (lse, scale) = unsafe { (Mat::of(&op.lse)?, Mat::of(&op.scale)?.get(0, 0)) };
-    // Safety: as above.
-    let (forth, back) = unsafe { (Right::of(&op.head, false)?, Right::of(&op.head, true)?) };
-    let [vocabulary, d] = op.head.shape();
-    let s = cross_entropy_backward_scratch(op, cx.pool.threads(), &mut cx.carver());
-    // Safety: the slab is this op's.
-    let labels = unsafe { Labels::new(rows, targets, s.places, h.rows, vocabulary)? };
-    cx.pool.split(dh.rows, d, &|rows, _| rows.for_each(|r| dh.zero_row(r)));
-    if labels.len() == 0 || d == 0 {
-        return Ok(());
-    }
-    let small = labels.len() * vocabulary * d < 1 << 20;
-    let threads = if small { 1 } else { cx.pool.threads() };
-    let rounds = labels.len().div_ceil(threads * MT);
-    let per_task = labels.len().div_ceil(threads * rounds);
-    // A task streams the whole head past its rows: nothing else keeps one chain of additions per element without a matrix of logits.
-    cx.pool.run(labels.len().div_ceil(per_task), &|task, worker| {
-        let first = task * per_task;
-        let count = min(per_task, labels.len() - first);
-        let (logits, packing) = (s.logits.of(worker), s.packing.of(worker));
-        let acc = Tile { acc: s.dh.of(worker), ld: d.next_multiple_of(NR) };
-        // Safety: slabs are the worker's; the head is read only; labelled rows are distinct, so tasks write different rows of dh.
-        unsafe {
-            let pointers = s.pointers.of(worker).part(0, count).get_mut();
-            for n0 in (0..vocabulary).step_by(NC) {
-                let n = min(NC, vocabulary - n0);
-                let tile = Tile { acc: logits, ld: n.next_multiple_of(NR) };
-                pointers.iter_mut().enumerate().for_each(|(j, p)| *p = h.at(labels.at(first + j).1, 0));
-                let e = Extent { m: count, n0, n, k: d, right_k: 0, fresh: true };
-                product(cx.gemm, &Left::Rows { rows: pointers, dtype: h.dtype }, &forth, e, tile, &packing);
-                to_gradient(cx.tier, tile, first, count, n0, n, labels, lse, scale);
-                pointers.iter_mut().enumerate().for_each(|(j, p)| *p = tile.row(j).as_ptr().cast());
-                let e = Extent { m: count, n0: 0, n: d, k: n, right_k: n0, fresh: n0 == 0 };
-                product(cx.gemm, &Left::Rows { rows: pointers, dtype: DType::F32 }, &back, e, acc, &packing);
-            }
-            (0..count).for_each(|j| dh.store(labels.at(first + j).1, 0, &acc.row(j)[..d]));
+    let scale = unsafe { Mat::of(&op.scale)?.get(0, 0) };
+    check_distinct("rows", &rows, rows.cols, dh.rows)?;
+    let room = cross_entropy_backward_scratch(op, cx.pool.threads(), &mut cx.carver());
+    cx.pool.split(dh.rows, dh.cols, &|range, _| range.for_each(|r| dh.zero_row(r)));
+    cx.pool.split(rows.cols, dh.cols * 2, &|range, worker| {
+        // Safety: the worker's slab.
+        let x = unsafe { room.of(worker).get_mut() };
+        for i in range.filter(|i| rows.word(0, *i) != NO_INDEX) {
+            slope.load(i, 0, x);
+            x.iter_mut().for_each(|x| *x *= scale);
+            dh.store(rows.word(0, i) as usize, 0, x);
         }
     });
     Ok(())
@@ -323,23 +296,13 @@ pub(super) fn candidate_scores_scratch<T: Operand>(op: &CandidateScores<T>, thre
     core::array::from_fn(|_| c.workers(threads, d))
 }
 
-/// The head as rows to look up.
-#[derive(Clone, Copy)]
-enum Entries<'a> {
-    Tensor(Mat),
-    Weight(WeightView<'a>),
-}
-
 tiered! {
     fn scores_of<'a>(
         range: Range<usize>, h: Mat, rows: Mat, candidates: Mat, head: Entries<'a>, out: Mat, entry: &'a mut [f32], room: &'a mut [f32],
     ) {
         for j in range {
             let id = candidates.word(0, j) as usize;
-            match &head {
-                Entries::Tensor(m) => m.load(id, 0, entry),
-                Entries::Weight(w) => w.row(id, entry),
-            }
+            head.load(id, entry);
             for i in 0..out.rows {
                 // Safety: h is read only; the tier's features are there.
                 let score = unsafe { dot::<S>(h.read(rows.word(0, i) as usize, 0, entry.len(), room), entry) };
@@ -354,11 +317,8 @@ pub(super) unsafe fn candidate_scores(op: &CandidateScores<TensorArg>, cx: &Cont
     let (h, rows, candidates, out) = unsafe { (Mat::of(&op.h)?, Mat::of(&op.rows)?, Mat::of(&op.candidates)?, Mat::of(&op.out)?) };
     check_indices("rows", &rows, out.rows, h.rows, false)?;
     check_indices("candidates", &candidates, out.cols, op.head.shape()[0], false)?;
-    let head = match &op.head {
-        // Safety: the caller's promise.
-        Matrix::Tensor(t) => Entries::Tensor(unsafe { Mat::of(t)? }),
-        Matrix::Weight(w) => Entries::Weight(CpuWeight::of(w)?.view()?),
-    };
+    // Safety: the caller's promise.
+    let head = unsafe { Entries::of(&op.head)? };
     let scratch = candidate_scores_scratch(op, cx.pool.threads(), &mut cx.carver());
     cx.pool.split(out.cols, (out.rows + 1) * h.cols, &|range, worker| {
         // Safety: the worker's slabs.

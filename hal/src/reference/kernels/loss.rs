@@ -28,35 +28,36 @@ pub(super) fn cross_entropy(op: &CrossEntropy<TensorArg>, mem: &dyn Memory) -> R
     let t = op.h.spec.rows / blocks;
     let (h, head) = (load(mem, &op.h)?, load_matrix(mem, &op.head)?);
     let mut losses = Mat::zeros(blocks, op.rows.spec.cols);
-    let mut lse = Mat::zeros(1, op.rows.spec.cols);
+    let mut slope = Mat::zeros(op.rows.spec.cols, head.cols);
     for (i, r, target) in labels(mem, &op.rows, &op.targets, t, head.rows)? {
         let base = logits(h.row(r), &head);
         let base_lse = log_sum_exp(&base);
-        lse.row_mut(0)[i] = base_lse;
+        let p = |v: usize| libm::exp(base[v] - base_lse);
         for b in 0..blocks {
             losses.row_mut(b)[i] = if op.copies.is_tangent(b) {
                 let slope = logits(h.row(b * t + r), &head);
-                let mean: f64 = base.iter().zip(&slope).map(|(x, d)| libm::exp(x - base_lse) * d).sum();
+                let mean: f64 = slope.iter().enumerate().map(|(v, d)| p(v) * d).sum();
                 mean - slope[target]
             } else {
                 let own = logits(h.row(b * t + r), &head);
                 log_sum_exp(&own) - own[target]
             };
         }
+        if op.slope.is_some() {
+            (0..head.rows).for_each(|v| add_scaled(slope.row_mut(i), p(v) - f64::from(u8::from(v == target)), head.row(v)));
+        }
     }
     store(mem, &op.losses, &losses, Live::ALL)?;
-    op.lse.as_ref().map_or(Ok(()), |l| store(mem, l, &lse, Live::ALL))
+    op.slope.as_ref().map_or(Ok(()), |s| store(mem, s, &slope, Live::ALL))
 }
 
 pub(super) fn cross_entropy_backward(op: &CrossEntropyBackward<TensorArg>, mem: &dyn Memory) -> Result<()> {
-    let [t, d] = op.h.spec.shape();
-    let (h, head, lse) = (load(mem, &op.h)?, load_matrix(mem, &op.head)?, load(mem, &op.lse)?);
-    let scale = load(mem, &op.scale)?.data[0];
+    let [t, d] = op.dh.spec.shape();
+    let (slope, scale) = (load(mem, &op.slope)?, load(mem, &op.scale)?.data[0]);
     let mut dh = Mat::zeros(t, d);
-    for (i, r, target) in labels(mem, &op.rows, &op.targets, t, head.rows)? {
-        for (v, logit) in logits(h.row(r), &head).into_iter().enumerate() {
-            let p = libm::exp(logit - lse.row(0)[i]);
-            add_scaled(dh.row_mut(r), scale * (p - f64::from(u8::from(v == target))), head.row(v));
+    for (i, r) in distinct_or_none("rows", &words(mem, &op.rows)?, t)?.into_iter().enumerate() {
+        if let Some(r) = r {
+            add_scaled(dh.row_mut(r), scale, slope.row(i));
         }
     }
     store(mem, &op.dh, &dh, Live::ALL)

@@ -3,7 +3,7 @@ use crate::{
     case::{Case, Expect},
     estimate::Est,
     host::HostTensor,
-    model::{Blocks, FLOATS, Mat, TYPES, Types, WEIGHTS, dot},
+    model::{Blocks, FLOATS, Mat, TYPES, WEIGHTS, dot},
     rng::Rng,
     suite::Tests,
 };
@@ -17,15 +17,16 @@ pub(super) fn tests(t: &mut Tests) {
         for head in WEIGHTS {
             let name = format!("{}x{head}", types.name);
             t.cases(format!("cross_entropy/{name}/weight"), move |rng| losses(rng, types.x, head, true));
-            t.cases(format!("cross_entropy_backward/{name}/weight"), move |rng| backwards(rng, *types, head, true));
+            t.cases(format!("cross_entropy/{name}/slope"), move |rng| slopes(rng, types.x, head, true));
             t.cases(format!("candidate_scores/{name}/weight"), move |rng| candidates(rng, types.x, head, true));
         }
         let x = types.x;
         t.cases(format!("cross_entropy/{x}/tensor"), move |rng| losses(rng, x, x, false));
-        t.cases(format!("cross_entropy_backward/{x}/tensor"), move |rng| backwards(rng, *types, x, false));
+        t.cases(format!("cross_entropy/{x}/tensor_slope"), move |rng| slopes(rng, x, x, false));
         t.cases(format!("candidate_scores/{x}/tensor"), move |rng| candidates(rng, x, x, false));
     }
     for dtype in FLOATS {
+        t.cases(format!("cross_entropy_backward/{dtype}/rows"), move |rng| backwards(rng, dtype));
         t.cases(format!("argmax/{dtype}/ties"), move |rng| arg_maxes(rng, dtype));
     }
 }
@@ -87,9 +88,8 @@ fn losses(rng: &mut Rng, x: DType, head: DType, weight: bool) -> Vec<Case> {
             let (hm, wm) = (Mat::of(&l.h), Mat::met_by(&l.head, l.h.dtype));
             let (t, count) = (sizes[0], l.rows.len());
             let mut expect = Vec::new();
-            let mut lse = vec![Expect::Any; count];
             for copy in 0..copies.total() {
-                for (i, (&row, &target)) in l.rows.iter().zip(&l.targets).enumerate() {
+                for (&row, &target) in l.rows.iter().zip(&l.targets) {
                     if row == NO_INDEX {
                         expect.push(Est::ZERO.into());
                         continue;
@@ -97,9 +97,6 @@ fn losses(rng: &mut Rng, x: DType, head: DType, weight: bool) -> Vec<Case> {
                     let (row, target) = (row as usize, target as usize);
                     let values = logits(&hm, if copies.is_tangent(copy) { row } else { copy * t + row }, &wm);
                     let (probabilities, log) = softmax(&values);
-                    if copies.has_base && copy == 0 {
-                        lse[i] = log.into();
-                    }
                     expect.push(Expect::Near(if copies.is_tangent(copy) {
                         let d = logits(&hm, copy * t + row, &wm);
                         Est::sum(probabilities.iter().zip(&d).map(|(&p, &d)| p * d)) - d[target]
@@ -109,61 +106,72 @@ fn losses(rng: &mut Rng, x: DType, head: DType, weight: bool) -> Vec<Case> {
                 }
             }
             let case = Case::new(l.what(), move |a| {
-                CrossEntropy::new(a.t("h"), a.t("rows"), a.t("targets"), a.m("head"), a.t("losses")).lse(a.opt("lse")).copies(copies)
+                CrossEntropy::new(a.t("h"), a.t("rows"), a.t("targets"), a.m("head"), a.t("losses")).copies(copies)
             })
             .read("h", l.h)
             .read("rows", HostTensor::indices(&l.rows))
             .read("targets", HostTensor::indices(&l.targets));
             let case = Labelled::with_head(case, l.head, weight.then_some(Uses::FORWARD));
-            let case = case.write("losses", DType::F32, copies.total(), count, expect);
-            cases.push(if copies.has_base { case.write("lse", DType::F32, 1, count, lse) } else { case });
+            cases.push(case.write("losses", DType::F32, copies.total(), count, expect));
         }
     }
     cases
 }
 
-fn backwards(rng: &mut Rng, types: Types, head: DType, weight: bool) -> Vec<Case> {
+/// Losses together with their gradients.
+fn slopes(rng: &mut Rng, x: DType, head: DType, weight: bool) -> Vec<Case> {
     let block = head.block().0;
     let mut cases = Vec::new();
-    for (sizes, padding) in [([4, 20, 11, 0], 1), ([1, 1, 1, 1], 0), ([5, 37, 40, 3], 2), ([7, 64, 131, 3], 0)] {
+    // The last has more columns than a tile of any backend, and rows enough for several.
+    for (sizes, padding) in [([4, 20, 11, 0], 1), ([1, 1, 1, 1], 0), ([5, 37, 40, 3], 2), ([7, 64, 131, 3], 0), ([20, 32, 417, 17], 1)] {
         let mut sizes: [usize; 4] = sizes;
         sizes[1] = sizes[1].next_multiple_of(block);
-        let l = Labelled::random(rng, types.x, head, Copies::BASE, sizes, padding);
+        let l = Labelled::random(rng, x, head, Copies::BASE, sizes, padding);
         let (hm, wm) = (Mat::of(&l.h), Mat::met_by(&l.head, l.h.dtype));
-        let scale = 0.25f32;
-        let mut lse = Vec::new();
-        let mut coefficients = vec![None; sizes[0]];
+        let (d, count) = (sizes[1], l.rows.len());
+        let (mut losses, mut slope): (Vec<Expect>, Vec<Expect>) = (Vec::new(), Vec::new());
         for (&row, &target) in l.rows.iter().zip(&l.targets) {
             if row == NO_INDEX {
-                lse.push(f32::NAN);
+                losses.push(Est::ZERO.into());
+                slope.extend((0..d).map(|_| Expect::from(Est::ZERO)));
                 continue;
             }
-            let values = logits(&hm, row as usize, &wm);
-            let log = softmax(&values).1.v as f32;
-            lse.push(log);
-            let p = values.into_iter().enumerate().map(|(v, x)| {
-                let p = (x - Est::from(f64::from(log))).exp();
-                if v == target as usize { p - Est::from(1.0) } else { p }
-            });
-            coefficients[row as usize] = Some(p.collect::<Vec<Est>>());
+            let (values, target) = (logits(&hm, row as usize, &wm), target as usize);
+            let (p, log) = softmax(&values);
+            losses.push((log - values[target]).into());
+            slope.extend((0..d).map(|c| Expect::from(dot(wm.rows, |v| p[v], |v| wm.part(v, c)).done() - wm.at(target, c))));
         }
-        let expect = l.blocks.expect(sizes[1], |row, c| match &coefficients[row] {
-            None => Est::ZERO,
-            Some(p) => {
-                let mut sum = dot(0, |_| Est::ZERO, |_| (Est::ZERO, 0.0));
-                sum.add_scaled(dot(wm.rows, |v| p[v], |v| wm.part(v, c)), scale.into());
-                sum.done()
-            }
-        });
         let case = Case::new(l.what(), |a| {
-            CrossEntropyBackward::new(a.t("h"), a.t("rows"), a.t("targets"), a.t("lse"), a.t("scale"), a.m("head"), a.t("dh"))
+            CrossEntropy::new(a.t("h"), a.t("rows"), a.t("targets"), a.m("head"), a.t("losses")).slope(a.t("slope"))
         })
         .read("h", l.h)
         .read("rows", HostTensor::indices(&l.rows))
-        .read("targets", HostTensor::indices(&l.targets))
-        .read("lse", HostTensor::f32s(&lse))
-        .read("scale", HostTensor::f32s(&[scale]));
-        cases.push(Labelled::with_head(case, l.head, weight.then_some(Uses::TRAINING)).write("dh", types.out, sizes[0], sizes[1], expect));
+        .read("targets", HostTensor::indices(&l.targets));
+        let case = Labelled::with_head(case, l.head, weight.then_some(Uses::TRAINING));
+        cases.push(case.write("losses", DType::F32, 1, count, losses).write("slope", DType::F32, count, d, slope));
+    }
+    cases
+}
+
+fn backwards(rng: &mut Rng, out: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (t, d, labels, padding) in [(4, 20, 0, 1), (1, 1, 1, 0), (5, 37, 3, 2), (7, 64, 7, 0)] {
+        let mut slope = HostTensor::random(rng, DType::F32, labels + padding, d, 1.0);
+        (labels..labels + padding).for_each(|row| slope.poison_row(row));
+        let mut rows = rng.distinct(labels, t);
+        rows.extend(vec![NO_INDEX; padding]);
+        let (m, scale) = (Mat::of(&slope), 0.3f32);
+        let place = |r: usize| rows.iter().position(|row| *row as usize == r);
+        let at = |r: usize, c: usize| place(r).map_or(Est::ZERO, |i| m.at(i, c) * Est::from(f64::from(scale)));
+        let expect = (0..t).flat_map(|r| (0..d).map(move |c| (r, c))).map(|(r, c)| at(r, c).into()).collect();
+        let what = format!("[{t}, {d}], {labels} labels and {padding} rows of padding");
+        cases.push(
+            Case::new(what, |a| CrossEntropyBackward::new(a.t("slope"), a.t("rows"), a.t("scale"), a.t("dh")))
+                .read("slope", slope)
+                .read("rows", HostTensor::indices(&rows))
+                .read("scale", HostTensor::f32s(&[scale]))
+                .write("dh", out, t, d, expect),
+        );
     }
     cases
 }
