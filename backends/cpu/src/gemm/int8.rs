@@ -162,6 +162,18 @@ unsafe fn dots<D: Dot, F: Format, const M: usize, const P: usize>(
     // Safety: the caller's promise.
     unsafe {
         let mut dots: [[<D::S as Simd>::I; P]; M] = core::array::from_fn(|i| [<D::S as Simd>::splat_word(start[i] as u32); P]);
+        if let (Some(two), 2) = (D::TWO, M) {
+            let count = groups.len();
+            for p in 0..P {
+                let mut codes = [<D::S as Simd>::splat_word(0); 8];
+                for (g, codes) in groups.clone().zip(&mut codes) {
+                    *codes = F::codes::<D>(panels[p], b, g);
+                }
+                let [first, second] = [0, 1].map(|i| &(&(*x[i]).codes)[groups.clone()]);
+                [dots[0][p], dots[1][p]] = two([start[0], start[1]], &codes[..count], [first, second]);
+            }
+            return dots;
+        }
         for g in groups {
             for p in 0..P {
                 let codes = F::codes::<D>(panels[p], b, g);
@@ -362,6 +374,14 @@ table!(avx512_vnni, "avx512-vnni", dot::Avx512Vnni, "avx2,fma,f16c,avx512f,avx51
 table!(neon, "neon", dot::Neon);
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
 table!(neon_dot, "neon-dot", dot::NeonDot, "dotprod");
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+table!(neon_matrix, "neon-i8mm", dot::NeonMatrix, "dotprod,i8mm");
+
+/// A way to multiply if its features are there, with the tier that uses it.
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_feature = "neon")))]
+fn with(there: bool, isa: Isa, int8: &'static Int8) -> Option<(Isa, &'static Int8)> {
+    there.then_some((isa, int8))
+}
 
 impl Int8 {
     /// The fastest way to multiply that a tier allows: with less than its instructions it does not use others.
@@ -376,7 +396,6 @@ impl Int8 {
         let (avx2, avx512, bf16) = (Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16);
         let base = x86_has!("avx2", "fma", "f16c");
         let vnni = base && x86_has!("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
-        let with = |there: bool, isa: Isa, int8: &'static Self| there.then_some((isa, int8));
         [
             with(true, Isa::Scalar, &scalar::INT8),
             with(base, avx2, &avx2::INT8),
@@ -390,10 +409,19 @@ impl Int8 {
 
     /// As above.
     #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-    fn all() -> [Option<(Isa, &'static Self)>; 5] {
-        let dot = |isa| crate::isa::aarch64_has!("dotprod").then_some((isa, &neon_dot::INT8));
-        let base = |isa| Some((isa, &neon::INT8));
-        [Some((Isa::Scalar, &scalar::INT8)), base(Isa::Neon), base(Isa::NeonBf16), dot(Isa::Neon), dot(Isa::NeonBf16)]
+    fn all() -> [Option<(Isa, &'static Self)>; 7] {
+        use crate::isa::aarch64_has;
+        let (neon, bf16) = (Isa::Neon, Isa::NeonBf16);
+        let (dot, matrix) = (aarch64_has!("dotprod"), aarch64_has!("dotprod", "i8mm"));
+        [
+            with(true, Isa::Scalar, &scalar::INT8),
+            with(true, neon, &neon::INT8),
+            with(true, bf16, &neon::INT8),
+            with(dot, neon, &neon_dot::INT8),
+            with(dot, bf16, &neon_dot::INT8),
+            with(matrix, neon, &neon_matrix::INT8),
+            with(matrix, bf16, &neon_matrix::INT8),
+        ]
     }
 
     /// As above.

@@ -22,10 +22,24 @@ pub(super) trait Dot: 'static {
     /// `acc + sum of four codes x`, for codes of 0 to 127.
     unsafe fn dot(acc: <Self::S as Simd>::I, codes: <Self::S as Simd>::I, x: u32) -> <Self::S as Simd>::I;
     /// The same for signed codes with [`BIAS`](Self::BIAS) added. No byte of `x` is -128.
-    unsafe fn signed(acc: <Self::S as Simd>::I, codes: <Self::S as Simd>::I, x: u32) -> <Self::S as Simd>::I;
+    #[inline(always)]
+    unsafe fn signed(acc: <Self::S as Simd>::I, codes: <Self::S as Simd>::I, x: u32) -> <Self::S as Simd>::I {
+        // Safety: the caller's promise.
+        unsafe { Self::dot(acc, codes, x) }
+    }
     /// `acc + s v`, rounded once.
-    unsafe fn fused(acc: <Self::S as Simd>::V, s: <Self::S as Simd>::S, v: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    #[inline(always)]
+    unsafe fn fused(acc: <Self::S as Simd>::V, s: <Self::S as Simd>::S, v: <Self::S as Simd>::V) -> <Self::S as Simd>::V {
+        // Safety: the caller's promise.
+        unsafe { <Self::S as Simd>::fma(acc, s, v) }
+    }
+    /// [`dot`](Self::dot) or [`signed`](Self::signed) of two rows, over `N` groups of four steps from `start` on, if there is an instruction for
+    /// two rows. `N` is even.
+    const TWO: Option<Two<Self::S>> = None;
 }
+
+/// `start, codes, x`, see [`Dot::TWO`]; 4 or 8 groups.
+pub(super) type Two<S> = unsafe fn([i32; 2], &[<S as Simd>::I], [&[u32]; 2]) -> [<S as Simd>::I; 2];
 
 /// Plain loops: what the others must equal.
 pub(super) struct Scalar;
@@ -48,11 +62,6 @@ impl Dot for Scalar {
             let codes = codes[i].to_le_bytes().map(|c| i32::from(c as i8));
             acc[i].wrapping_add((codes[0] * x[0] + codes[1] * x[1] + codes[2] * x[2] + codes[3] * x[3]) as u32)
         })
-    }
-    #[inline(always)]
-    unsafe fn signed(acc: [u32; 16], codes: [u32; 16], x: u32) -> [u32; 16] {
-        // Safety: nothing is asked for.
-        unsafe { Self::dot(acc, codes, x) }
     }
     #[inline(never)]
     unsafe fn fused(acc: [f32; 16], s: f32, v: [f32; 16]) -> [f32; 16] {
@@ -98,10 +107,6 @@ mod x86 {
                 [add(acc[0], codes[0]), add(acc[1], codes[1])]
             }
         }
-        #[inline(always)]
-        unsafe fn fused(acc: [__m256; 2], s: __m256, v: [__m256; 2]) -> [__m256; 2] {
-            unsafe { simd::Avx2::fma(acc, s, v) }
-        }
     }
 
     /// `vpdpbusd` of AVX-VNNI.
@@ -125,14 +130,6 @@ mod x86 {
                 [_mm256_dpbusd_avx_epi32(acc[0], codes[0], x), _mm256_dpbusd_avx_epi32(acc[1], codes[1], x)]
             }
         }
-        #[inline(always)]
-        unsafe fn signed(acc: [__m256i; 2], codes: [__m256i; 2], x: u32) -> [__m256i; 2] {
-            unsafe { Self::dot(acc, codes, x) }
-        }
-        #[inline(always)]
-        unsafe fn fused(acc: [__m256; 2], s: __m256, v: [__m256; 2]) -> [__m256; 2] {
-            unsafe { simd::Avx2::fma(acc, s, v) }
-        }
     }
 
     /// `vpdpbusd` of AVX512-VNNI.
@@ -153,14 +150,6 @@ mod x86 {
         #[inline(always)]
         unsafe fn dot(acc: __m512i, codes: __m512i, x: u32) -> __m512i {
             unsafe { _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x as i32)) }
-        }
-        #[inline(always)]
-        unsafe fn signed(acc: __m512i, codes: __m512i, x: u32) -> __m512i {
-            unsafe { Self::dot(acc, codes, x) }
-        }
-        #[inline(always)]
-        unsafe fn fused(acc: __m512, s: __m512, v: __m512) -> __m512 {
-            unsafe { simd::Avx512::fma(acc, s, v) }
         }
     }
 }
@@ -198,14 +187,6 @@ mod neon {
                 })
             }
         }
-        #[inline(always)]
-        unsafe fn signed(acc: [uint32x4_t; 4], codes: [uint32x4_t; 4], x: u32) -> [uint32x4_t; 4] {
-            unsafe { Self::dot(acc, codes, x) }
-        }
-        #[inline(always)]
-        unsafe fn fused(acc: [float32x4_t; 4], s: f32, v: [float32x4_t; 4]) -> [float32x4_t; 4] {
-            unsafe { simd::Neon::fma(acc, s, v) }
-        }
     }
 
     /// `sdot`.
@@ -241,15 +222,71 @@ mod neon {
                 })
             }
         }
+    }
+
+    /// `smmla`, and `sdot` for a row without a second.
+    pub(crate) struct NeonMatrix;
+
+    // Safety of the blocks below: as above.
+    impl Dot for NeonMatrix {
+        type S = simd::Neon;
+        const ROWS: usize = 2;
+        const PAIRS: bool = false;
+        const BIAS: i32 = 0;
+        const TWO: Option<Two<simd::Neon>> = Some(two);
+
         #[inline(always)]
-        unsafe fn signed(acc: [uint32x4_t; 4], codes: [uint32x4_t; 4], x: u32) -> [uint32x4_t; 4] {
-            unsafe { Self::dot(acc, codes, x) }
+        unsafe fn biased(codes: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+            codes
         }
         #[inline(always)]
-        unsafe fn fused(acc: [float32x4_t; 4], s: f32, v: [float32x4_t; 4]) -> [float32x4_t; 4] {
-            unsafe { simd::Neon::fma(acc, s, v) }
+        unsafe fn dot(acc: [uint32x4_t; 4], codes: [uint32x4_t; 4], x: u32) -> [uint32x4_t; 4] {
+            unsafe { NeonDot::dot(acc, codes, x) }
         }
+    }
+
+    /// Two groups of steps at a time: 8 steps of 2 rows by 8 steps of 2 columns.
+    ///
+    /// # Safety
+    /// The features are there.
+    unsafe fn two(start: [i32; 2], codes: &[[uint32x4_t; 4]], x: [&[u32]; 2]) -> [[uint32x4_t; 4]; 2] {
+        unsafe {
+            let start = start.map(|s| vdup_n_u32(s as u32));
+            // By two columns: both of the first row, both of the second.
+            let mut acc = [vcombine_u32(start[0], start[1]); 8];
+            for g in (0..codes.len()).step_by(2) {
+                let rows = vcombine_u32(vld1_u32(x[0].as_ptr().add(g)), vld1_u32(x[1].as_ptr().add(g)));
+                for i in 0..4 {
+                    let (near, far) = (codes[g][i], codes[g + 1][i]);
+                    acc[2 * i] = smmla(acc[2 * i], rows, vzip1q_u32(near, far));
+                    acc[2 * i + 1] = smmla(acc[2 * i + 1], rows, vzip2q_u32(near, far));
+                }
+            }
+            let row =
+                |half: unsafe fn(uint32x4_t) -> uint32x2_t| core::array::from_fn(|i| vcombine_u32(half(acc[2 * i]), half(acc[2 * i + 1])));
+            [row(vget_low_u32), row(vget_high_u32)]
+        }
+    }
+
+    /// `acc[r][c] + sum over 8 steps of x[r] w[c]`, for 2 rows and 2 columns of signed bytes.
+    ///
+    /// # Safety
+    /// The processor has the feature.
+    #[inline(always)]
+    unsafe fn smmla(mut acc: uint32x4_t, x: uint32x4_t, w: uint32x4_t) -> uint32x4_t {
+        // Safety: the instruction reads and writes the named registers alone. Its intrinsic is not stable yet.
+        unsafe {
+            asm!(
+                ".arch_extension i8mm",
+                "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
+                inlateout(vreg) acc,
+                in(vreg) x,
+                in(vreg) w,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        acc
     }
 }
 #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
-pub(super) use neon::{Neon, NeonDot};
+pub(super) use neon::{Neon, NeonDot, NeonMatrix};
