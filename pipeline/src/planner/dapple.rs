@@ -6,12 +6,13 @@ pub use super::legs::Leg;
 
 use super::{
     Layout, Member, Problem, Proposal, Split, StageLayout,
+    layout::worst,
     legs::fits,
     pipelines,
     ranked::{Ranked, drop_smallest, first_fit},
     split::{DEVICE_PARTS, LAYER_PARTS, places},
 };
-use crate::{ir::Role, order::ScheduleName};
+use crate::{ir::Role, order::ScheduleName, sim::Link};
 use std::{collections::HashMap, ops::Range};
 use zofo_hal::Result;
 
@@ -49,17 +50,24 @@ pub fn latency(legs: &[Leg], micro_batches: u32) -> f64 {
 /// Ends of stages in layers and in devices.
 type Cuts = Vec<(usize, usize)>;
 
+/// The first stages of a pipeline, with the transfers between them.
+#[derive(Clone)]
+struct Prefix {
+    /// Of the best pipeline that they are known to begin.
+    latency: f64,
+    cuts: Cuts,
+    legs: Vec<Leg>,
+}
+
 struct Search<'a> {
     p: &'a Problem,
     devices: Vec<usize>,
     heed_memory: bool,
-    known: HashMap<(Range<usize>, Range<usize>), Leg>,
-    scratch: Vec<Leg>,
 }
 
 impl<'a> Search<'a> {
     fn new(p: &'a Problem, devices: &[usize], heed_memory: bool) -> Self {
-        Self { p, devices: devices.to_vec(), heed_memory, known: HashMap::new(), scratch: Vec::new() }
+        Self { p, devices: devices.to_vec(), heed_memory }
     }
 
     fn stage(&self, layers: Range<usize>, devices: Range<usize>) -> StageLayout {
@@ -78,34 +86,10 @@ impl<'a> Search<'a> {
         cuts.iter().map(stage).collect()
     }
 
-    /// The slowest of all links between two ranges of devices.
-    fn between(&self, end: usize, from: Range<usize>, to: Range<usize>) -> Leg {
-        Leg::transfer(self.p, &self.stage(end - 1..end, from), &self.stage(end - 1..end, to))
-    }
-
-    fn latency(&mut self, cuts: &Cuts) -> f64 {
-        let mut legs = std::mem::take(&mut self.scratch);
-        legs.clear();
-        let (mut first, mut before) = ((0, 0), 0..0);
-        for &end in cuts {
-            let (layers, devices) = (first.0..end.0, first.1..end.1);
-            if !before.is_empty() {
-                legs.push(self.between(layers.start, before, devices.clone()));
-            }
-            let leg = match self.known.get(&(layers.clone(), devices.clone())) {
-                Some(leg) => *leg,
-                None => {
-                    let leg = Leg::stage(self.p, &self.stage(layers.clone(), devices.clone()));
-                    self.known.insert((layers, devices.clone()), leg);
-                    leg
-                }
-            };
-            legs.push(leg);
-            (first, before) = (end, devices);
-        }
-        let found = latency(&legs, self.p.micro_batches());
-        self.scratch = legs;
-        found
+    /// The slowest of all links between two ranges of devices, there and back.
+    fn between(&self, from: Range<usize>, to: Range<usize>) -> [Link; 2] {
+        let pairs = || from.clone().flat_map(|a| to.clone().map(move |b| (self.devices[a], self.devices[b])));
+        [worst(pairs().map(|(a, b)| self.p.link(a, b))), worst(pairs().map(|(a, b)| self.p.link(b, a)))]
     }
 
     /// Whether the first `stages` of a pipeline of `of` fit; policy A keeps `min(S - i, M)` micro-batches.
@@ -116,39 +100,60 @@ impl<'a> Search<'a> {
 
     /// The planner's dynamic programme (section 4.3): of all splits of the first `j` layers over the first `m` devices, the one that is best if
     /// all that is left were one more stage. Every such completion is a candidate. O(layers^2 devices^2) latencies.
-    fn run(&mut self) -> Ranked<Cuts> {
+    fn run(&self) -> Ranked<Cuts> {
         let (layers, devices) = (self.p.layers(), self.devices.len());
         let mut ranked = Ranked::new(CANDIDATES);
-        let whole = vec![(layers, devices)];
-        if self.fits(&whole, 1, 1) {
-            ranked.offer(self.latency(&whole), || whole);
-        }
-        let mut best: Vec<Vec<Option<(f64, Cuts)>>> = vec![vec![None; devices]; layers];
-        best[0][0] = Some((f64::INFINITY, Cuts::new()));
         let (at_layers, at_devices) = (places(layers, LAYER_PARTS), places(devices, DEVICE_PARTS));
         let inner = |all: &[usize], from: usize, n: usize| all.iter().copied().filter(|i| (from..n).contains(i)).collect::<Vec<_>>();
         let pairs = |j: usize, m: usize| {
             let (ends, tos) = (inner(&at_layers, j, layers), inner(&at_devices, m, devices));
             ends.into_iter().flat_map(|end| tos.iter().map(|to| (end, *to)).collect::<Vec<_>>()).collect::<Vec<_>>()
         };
+        let leg = |from: (usize, usize), to: (usize, usize)| Leg::stage(self.p, &self.stage(from.0..to.0, from.1..to.1));
+        let transfer = |links: &[Link; 2], end: usize| {
+            let bytes = self.p.boundary_bytes(&(end - 1..end));
+            Leg { forward: links[0].transfer(bytes), backward: links[1].transfer(bytes), all_reduce: 0.0 }
+        };
+        // All that is left, as one stage.
+        let mut rests: HashMap<(usize, usize), Leg> = pairs(0, 0).into_iter().map(|at| (at, leg(at, (layers, devices)))).collect();
+        let whole = vec![(layers, devices)];
+        if self.fits(&whole, 1, 1) {
+            let rest = rests[&(0, 0)];
+            ranked.offer(latency(&[rest], self.p.micro_batches()), || whole);
+        }
+        rests.retain(|at, _| at.0 > 0 && at.1 > 0);
+        let mut best: Vec<Vec<Option<Prefix>>> = vec![vec![None; devices]; layers];
+        best[0][0] = Some(Prefix { latency: f64::INFINITY, cuts: Cuts::new(), legs: Vec::new() });
         for (j, m) in pairs(0, 0) {
-            let Some((_, prefix)) = best[j][m].take() else { continue };
-            for (end, to) in pairs(j + 1, m + 1) {
-                let mut cuts = prefix.clone();
-                cuts.extend([(end, to), (layers, devices)]);
-                let of = cuts.len();
-                let time = self.latency(&cuts);
-                let better = best[end][to].as_ref().is_none_or(|(t, _)| time < *t);
-                // More stages keep more micro-batches: what does not fit now never will.
-                if !(better || ranked.takes(time)) || !self.fits(&cuts, of - 1, of) {
-                    continue;
-                }
-                if ranked.takes(time) && self.fits(&cuts, of, of) {
-                    ranked.offer(time, || cuts.clone());
-                }
-                if better {
-                    cuts.pop();
-                    best[end][to] = Some((time, cuts));
+            let Some(Prefix { mut cuts, mut legs, .. }) = best[j][m].take() else { continue };
+            let (stages, known) = (cuts.len(), legs.len());
+            let before = (stages > 0).then(|| stages.checked_sub(2).map_or(0, |s| cuts[s].1)..m);
+            for to in inner(&at_devices, m + 1, devices) {
+                let (from, ahead) = (before.clone().map(|b| self.between(b, m..to)), self.between(m..to, to..devices));
+                for end in inner(&at_layers, j + 1, layers) {
+                    legs.truncate(known);
+                    legs.extend(from.as_ref().map(|links| transfer(links, j)));
+                    legs.push(leg((j, m), (end, to)));
+                    let own = legs.len();
+                    legs.extend([transfer(&ahead, end), rests[&(end, to)]]);
+                    let time = latency(&legs, self.p.micro_batches());
+                    // More stages keep more micro-batches: what does not fit now never will.
+                    let better = best[end][to].as_ref().is_none_or(|b| time < b.latency);
+                    if !(better || ranked.takes(time)) {
+                        continue;
+                    }
+                    cuts.truncate(stages);
+                    cuts.extend([(end, to), (layers, devices)]);
+                    let of = cuts.len();
+                    if !self.fits(&cuts, of - 1, of) {
+                        continue;
+                    }
+                    if ranked.takes(time) && self.fits(&cuts, of, of) {
+                        ranked.offer(time, || cuts.clone());
+                    }
+                    if better {
+                        best[end][to] = Some(Prefix { latency: time, cuts: cuts[..of - 1].to_vec(), legs: legs[..own].to_vec() });
+                    }
                 }
             }
         }

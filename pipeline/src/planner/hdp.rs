@@ -71,9 +71,13 @@ impl Group {
 /// Groups with the micro-batches of each.
 type Shared = Vec<(Rc<Group>, u32)>;
 
-/// Seconds of a step: the slowest group and the all-reduce of adapters between groups, over the slowest link between devices of any two.
-fn predict(p: &Problem, links: &[Vec<Link>], groups: &Shared) -> f64 {
-    let slowest = groups.iter().map(|(g, n)| g.seconds(*n)).fold(0.0, f64::max);
+/// Seconds of the slowest group.
+fn slowest(groups: &Shared) -> f64 {
+    groups.iter().map(|(g, n)| g.seconds(*n)).fold(0.0, f64::max)
+}
+
+/// Seconds of the all-reduce of adapters between groups, over the slowest link between devices of any two.
+fn all_reduce(p: &Problem, links: &[Vec<Link>], groups: &Shared) -> f64 {
     let (count, bytes) = (groups.len() as f64, p.gradient_bytes(&(0..p.layers())));
     let mut link = Link::default();
     let pairs = groups.iter().enumerate().flat_map(|(i, (a, _))| groups[..i].iter().map(move |(b, _)| (a, b)));
@@ -81,7 +85,7 @@ fn predict(p: &Problem, links: &[Vec<Link>], groups: &Shared) -> f64 {
         link.latency_s = link.latency_s.max(links[x][y].latency_s);
         link.bytes_per_s = link.bytes_per_s.min(links[x][y].bytes_per_s);
     }
-    slowest + 2.0 * (count - 1.0) * link.transfer(bytes / count)
+    2.0 * (count - 1.0) * link.transfer(bytes / count)
 }
 
 fn layout(groups: &Shared) -> Layout {
@@ -151,16 +155,9 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     let links: Vec<Vec<Link>> = (0..p.devices()).map(|x| (0..p.devices()).map(|y| p.link(x, y)).collect()).collect();
     // Groups of like devices are cut alike.
     let mut known: HashMap<Vec<usize>, Option<Rc<Group>>> = HashMap::new();
-    let mut seen: HashSet<Vec<Vec<usize>>> = HashSet::new();
     let mut offered = HashSet::new();
     let mut ranked = Ranked::new(CANDIDATES);
     let mut offer = |partition: &[Vec<usize>]| {
-        // Alike devices are interchangeable: one partition stands for all that differ in which of them is where.
-        let mut shape: Vec<Vec<usize>> = partition.iter().map(|g| g.iter().map(|i| types[*i]).collect()).collect();
-        shape.sort_unstable();
-        if !seen.insert(shape) {
-            return;
-        }
         let mut group = |members: &Vec<usize>| {
             let kinds: Vec<usize> = members.iter().take(p.layers()).map(|i| types[*i]).collect();
             let members: Vec<usize> = members.iter().take(p.layers()).map(|i| devices[*i]).collect();
@@ -178,22 +175,33 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
         let weights = shares::inverse(&groups.iter().map(|g| g.pace).collect::<Vec<_>>());
         let counts = shares::whole(p.micro_batches(), &weights);
         let shared: Shared = groups.into_iter().zip(counts).filter(|(_, n)| *n > 0).collect();
-        if !offered.insert(shared.iter().map(|(g, n)| (g.devices.clone(), *n)).collect::<Vec<_>>()) {
-            return;
+        let slowest = slowest(&shared);
+        if ranked.takes(slowest) && offered.insert(shared.iter().map(|(g, n)| (g.devices.clone(), *n)).collect::<Vec<_>>()) {
+            ranked.offer(slowest + all_reduce(p, &links, &shared), || shared);
         }
-        ranked.offer(predict(p, &links, &shared), || shared);
     };
     match devices.len() <= ENUMERATED {
         true => {
             let mut order: Vec<usize> = (0..devices.len()).collect();
             order.sort_by_key(|i| types[*i]);
-            // Within a group devices keep the order that they were given in.
-            let mut in_order = |groups: &[Vec<usize>]| {
+            let (mut seen, mut shape): (HashSet<Vec<u64>>, Vec<u64>) = (HashSet::new(), Vec::new());
+            let mut distinct = |groups: &[Vec<usize>]| {
+                // Alike devices are interchangeable: one partition stands for all that differ in which of them is where. How many of each type a
+                // group has is one number, four bits a type.
+                const { assert!(ENUMERATED < 16) };
+                shape.clear();
+                shape.extend(groups.iter().map(|g| g.iter().map(|i| 1u64 << (4 * types[*i])).sum::<u64>()));
+                shape.sort_unstable();
+                if seen.contains(&shape) {
+                    return;
+                }
+                seen.insert(shape.clone());
+                // Within a group devices keep the order that they were given in.
                 let mut groups = groups.to_vec();
                 groups.iter_mut().for_each(|g| g.sort_unstable());
                 offer(&groups);
             };
-            set_partitions(&order, &types, 0, &mut Vec::new(), &mut in_order);
+            set_partitions(&order, &types, 0, &mut Vec::new(), &mut distinct);
         }
         false => by_type(&types).iter().for_each(|partition| offer(partition)),
     }

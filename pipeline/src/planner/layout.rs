@@ -127,7 +127,7 @@ impl StageLayout {
     }
 }
 
-fn worst(links: impl Iterator<Item = Link>) -> Link {
+pub(super) fn worst(links: impl Iterator<Item = Link>) -> Link {
     let mut all = Link::default();
     for link in links {
         all.latency_s = all.latency_s.max(link.latency_s);
