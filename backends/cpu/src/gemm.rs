@@ -40,7 +40,7 @@ use core::cmp::min;
 pub(crate) const NR: usize = 16;
 /// Steps of k between which accumulators go through memory; a multiple of 32, which quantised weights are decoded by. Of so many the panels
 /// and rows of the largest micro-kernel stay in a first-level cache, also where another thread takes part of it.
-pub(crate) const KC: usize = 192;
+pub(crate) const KC: usize = 128;
 /// Rows of a block; a multiple of every tier's micro-kernel.
 pub(crate) const MC: usize = 108;
 /// Rows of a tile; a multiple of [`MC`].
@@ -88,6 +88,8 @@ pub(crate) struct Extent {
 pub(crate) struct Out {
     pub(crate) first: *mut f32,
     pub(crate) ld: usize,
+    /// Whether they are added to what is there.
+    pub(crate) add: bool,
 }
 
 /// Accumulates `left right` into `tile`.
@@ -131,7 +133,7 @@ pub(crate) unsafe fn product_into(
         unsafe {
             let acc = Acc::new(tile.acc.ptr(), tile.ld, fresh);
             let acc = match out {
-                Some(out) if k0 + kc == e.k => acc.into(out.first, out.ld),
+                Some(out) if k0 + kc == e.k => acc.into(out.first, out.ld, out.add),
                 _ => acc,
             };
             if let Some(dot) = dot {

@@ -74,13 +74,21 @@ unsafe fn micro<const M: usize>(pairs: usize, rows: &[*const u32], b: *const u32
         }
         for (acc, [first, second]) in acc.iter().zip(number) {
             for (j, acc) in acc.iter().enumerate() {
-                vst1_f32(place.to(first).add(2 * j), vget_low_f32(*acc));
+                store(place.to(first).add(2 * j), vget_low_f32(*acc), &place);
                 if second > first {
-                    vst1_f32(place.to(second).add(2 * j), vget_high_f32(*acc));
+                    store(place.to(second).add(2 * j), vget_high_f32(*acc), &place);
                 }
             }
         }
     }
+}
+
+/// # Safety
+/// `to` is valid for two elements.
+#[inline(always)]
+unsafe fn store(to: *mut f32, v: float32x2_t, place: &Acc) {
+    // Safety: the caller's promise.
+    unsafe { vst1_f32(to, if place.add() { vadd_f32(v, vld1_f32(to)) } else { v }) }
 }
 
 /// `acc[r][c] + sum over 4 steps of x[r] w[c]`, for 2 rows and 2 columns.

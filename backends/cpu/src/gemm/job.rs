@@ -58,12 +58,19 @@ impl Epilogue {
         Self { out, rows, alpha: 1.0, beta: 0.0, bias: None, tangents: false, transposed: false }
     }
 
-    /// Where sums of rows `numbers` and of `n` columns from `n0` on go if they go there as they are.
+    /// Where sums of rows `numbers` and of `n` columns from `n0` on go if they go there as they are, or are added to what is there.
     fn plain(&self, numbers: &core::ops::Range<usize>, n0: usize, n: usize) -> Option<Out> {
         let (first, last) = (self.rows.at(numbers.start), self.rows.at(numbers.end - 1));
-        let as_they_are = self.alpha == 1.0 && self.beta == 0.0 && self.bias.is_none() && !self.transposed && self.out.dtype == DType::F32;
-        (as_they_are && n.is_multiple_of(NR) && last - first + 1 == numbers.len())
-            .then(|| Out { first: self.out.part(first, numbers.len(), n0, n).at(0, 0).cast(), ld: self.out.stride })
+        let as_they_are = self.alpha == 1.0
+            && (self.beta == 0.0 || self.beta == 1.0)
+            && self.bias.is_none()
+            && !self.transposed
+            && self.out.dtype == DType::F32;
+        (as_they_are && n.is_multiple_of(NR) && last - first + 1 == numbers.len()).then(|| Out {
+            first: self.out.part(first, numbers.len(), n0, n).at(0, 0).cast(),
+            ld: self.out.stride,
+            add: self.beta == 1.0,
+        })
     }
 
     /// Writes columns `n0 ..` of row number `i` from its accumulators, which are lost.

@@ -44,17 +44,19 @@ pub(crate) struct Acc {
     to_ld: usize,
     /// Whether they start from 0.
     fresh: bool,
+    /// Whether what is there already is added to them when they go.
+    add: bool,
 }
 
 impl Acc {
     /// Accumulators at `c`, rows `ld` apart.
     pub(crate) fn new(c: *mut f32, ld: usize, fresh: bool) -> Self {
-        Self { from: c, from_ld: ld, to: c, to_ld: ld, fresh }
+        Self { from: c, from_ld: ld, to: c, to_ld: ld, fresh, add: false }
     }
 
     /// The same, leaving their sums elsewhere.
-    pub(crate) fn into(self, to: *mut f32, to_ld: usize) -> Self {
-        Self { to, to_ld, ..self }
+    pub(crate) fn into(self, to: *mut f32, to_ld: usize, add: bool) -> Self {
+        Self { to, to_ld, add, ..self }
     }
 
     /// Those from row `i` and column `j` on.
@@ -67,6 +69,12 @@ impl Acc {
     #[inline(always)]
     pub(super) fn from(&self, i: usize) -> Option<*const f32> {
         (!self.fresh).then(|| self.from.wrapping_add(i * self.from_ld))
+    }
+
+    /// Whether what is where they go is added to them.
+    #[inline(always)]
+    pub(super) fn add(&self) -> bool {
+        self.add
     }
 
     /// Where row `i` goes.
@@ -285,7 +293,10 @@ pub(super) unsafe fn store<S: Simd, const M: usize, const P: usize>(acc: [[S::V;
     for (i, row) in acc.into_iter().enumerate() {
         for (p, acc) in row.into_iter().enumerate() {
             // Safety: the caller's promise.
-            unsafe { S::store(place.to(i).add(p * NR), acc) }
+            unsafe {
+                let to = place.to(i).add(p * NR);
+                S::store(to, if place.add() { S::add(acc, S::load(to)) } else { acc });
+            }
         }
     }
 }
