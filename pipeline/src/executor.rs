@@ -309,9 +309,9 @@ impl Drop for Executor {
 /// Whether `plan` can train: what the simulator times may be a model of latency, or for several devices to a stage.
 fn runs(plan: &Plan) -> Result<()> {
     let (schedule, name) = (&plan.schedule, plan.name.name());
-    if !schedule.workload.chains.is_empty() || schedule.workload.split_backward {
+    if !schedule.workload.chains.is_empty() {
         return Err(Error::unsupported(format!(
-            "schedule `{name}` is simulated, not executed: this executor runs one pipeline with whole backward passes; take 1f1b, gpipe or hybridop-head"
+            "schedule `{name}` is simulated, not executed: this executor runs one pipeline; take 1f1b or gpipe"
         )));
     }
     if schedule.workload.readout == Readout::Tail {

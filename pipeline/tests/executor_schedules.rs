@@ -72,18 +72,33 @@ fn a_device_has_as_many_stages_as_layers_allow() {
     assert_eq!(three_steps(plan, spec()), three_steps(planned(4, 3, ScheduleName::Gpipe), spec()));
 }
 
-/// What a rehearsal counts is what a worker with several stages then takes.
+/// The two parts of a backward pass add up to the whole one.
 #[test]
-fn memory_of_several_stages_is_planned() {
-    for recompute in [false, true] {
+fn backward_passes_in_two_parts_change_no_bit() {
+    for (devices, micro_batches) in [(2, 3), (3, 5), (4, 4)] {
+        let expected = three_steps(planned(devices, micro_batches, ScheduleName::Gpipe), spec());
+        for recompute in [false, true] {
+            let mut spec = spec();
+            spec.recompute = recompute;
+            let found = three_steps(planned(devices, micro_batches, ScheduleName::ZbH1), spec);
+            assert_eq!(found, expected, "{devices} devices, {micro_batches} micro-batches, {recompute}");
+        }
+    }
+}
+
+/// What a rehearsal counts is what a worker with several stages, or with weight gradients that wait, then takes.
+#[test]
+fn memory_is_planned() {
+    let all = [ScheduleName::Interleaved, ScheduleName::ZbH1];
+    for (name, recompute) in all.into_iter().flat_map(|n| [(n, false), (n, true)]) {
         let mut spec = spec();
         let steps: Vec<_> = (0..3).map(|i| batch(4 + i as usize, i)).collect();
         spec.capacity = steps.iter().map(|b| capacity_of(b, 3).unwrap()).reduce(Capacity::max);
         spec.recompute = recompute;
-        let mut s = start(planned(2, 3, ScheduleName::Interleaved), spec);
+        let mut s = start(planned(2, 3, name), spec);
         let planned = s.planned_bytes().unwrap() as f64;
         let held: Vec<u64> = steps.iter().map(|b| s.step(b).map(|_| s.device_bytes()).unwrap()).collect();
-        assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{recompute}: {planned} planned, {held:?} held");
-        assert!(held.iter().all(|h| *h == held[0]), "{recompute}: {held:?}");
+        assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{name:?}, {recompute}: {planned} planned, {held:?} held");
+        assert!(held.iter().all(|h| *h == held[0]), "{name:?}, {recompute}: {held:?}");
     }
 }

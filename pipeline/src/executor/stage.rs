@@ -18,7 +18,7 @@ use zofo_hal::{
 };
 use zofo_ops::{
     Runner,
-    llama::{Importer, Perturbation, RankActivations, Saved, SavedLoss, Slice, SliceSpec},
+    llama::{Importer, Perturbation, RankActivations, Saved, SavedGradients, SavedLoss, Slice, SliceSpec},
     lora::{Adapters, GradScope, HostAdapter},
     optim::{Optimiser, ZoStep},
 };
@@ -50,6 +50,8 @@ struct Kept {
     base: HashMap<u32, TensorArg>,
     saved: HashMap<u32, Saved>,
     loss: HashMap<u32, SavedLoss>,
+    /// Between the two parts of a backward pass.
+    gradients: HashMap<u32, SavedGradients>,
     copies: HashMap<Group, TensorArg>,
     rank: HashMap<u32, RankActivations>,
     delta: HashMap<u32, TensorArg>,
@@ -134,9 +136,8 @@ impl Stage {
             Action::Backward { m } => self.backward(shared, m, received),
             Action::BoundaryDot(g) => self.boundary_dot(shared, g, received).map(|()| None),
             Action::Guide { m } => self.guide(shared, m, received).map(|()| None),
-            Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
-                Err(Error::unsupported("backward passes in two parts are simulated, not executed; use schedule `1f1b`"))
-            }
+            Action::BackwardInput { m } => self.backward_input(shared, m, received),
+            Action::BackwardWeight { m } => self.backward_weight(shared, m).map(|()| None),
             Action::Update => Ok(None),
         }
     }

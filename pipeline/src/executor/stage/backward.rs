@@ -6,12 +6,33 @@ use zofo_hal::{
     DType, Error, Result, TensorArg,
     op::{BoundaryDot, Form},
 };
+use zofo_ops::llama::Saved;
 
 impl Stage {
     pub(super) fn backward(&mut self, shared: &mut Shared, m: u32, received: Option<TensorArg>) -> Result<Option<TensorArg>> {
         let dh = self.output_gradient(shared, m, received)?;
-        let saved = self.kept.saved.remove(&m).ok_or_else(|| Error::execution("a backward pass before its forward pass"))?;
+        let saved = self.saved(m)?;
         self.slice.backward(&mut shared.runner, &shared.batches[m as usize], &self.adapters, saved, &dh)
+    }
+
+    pub(super) fn backward_input(&mut self, shared: &mut Shared, m: u32, received: Option<TensorArg>) -> Result<Option<TensorArg>> {
+        let dh = self.output_gradient(shared, m, received)?;
+        let saved = self.saved(m)?;
+        let batch = &shared.batches[m as usize];
+        let (dx, gradients) = self.slice.backward_input(&mut shared.runner, batch, &self.adapters, saved, &dh)?;
+        self.kept.gradients.insert(m, gradients);
+        Ok(dx)
+    }
+
+    pub(super) fn backward_weight(&mut self, shared: &mut Shared, m: u32) -> Result<()> {
+        let missing = || Error::execution("a second part of a backward pass before its first");
+        let gradients = self.kept.gradients.remove(&m).ok_or_else(missing)?;
+        self.slice.backward_weight(&mut shared.runner, &shared.batches[m as usize], &self.adapters, gradients)
+    }
+
+    /// What the forward pass kept.
+    fn saved(&mut self, m: u32) -> Result<Saved> {
+        self.kept.saved.remove(&m).ok_or_else(|| Error::execution("a backward pass before its forward pass"))
     }
 
     /// The gradient at the stage's end: what the stage behind sent, or that of the loss.
