@@ -6,18 +6,16 @@
 
 mod link;
 mod memory;
+mod protocol;
 mod readout;
+mod reduce;
 mod setup;
 mod stage;
 mod worker;
 
-use crate::{
-    estimator::EstimatorSpec,
-    ir::{Group, Readout},
-    journal::Entry,
-    plan::Plan,
-};
+use crate::{estimator::EstimatorSpec, ir::Readout, journal::Entry, plan::Plan};
 use link::Links;
+use protocol::{Command, Report, ReportKind, UpdateOrder};
 use readout::Readouts;
 pub use setup::{Setup, SharedSource, Snapshot, StageDevice, StepInput, StepOutcome};
 use std::{
@@ -28,7 +26,7 @@ use std::{
     thread::JoinHandle,
     time::Instant,
 };
-use worker::{Command, Report, ReportKind, UpdateOrder, WorkerSetup};
+use worker::WorkerSetup;
 use zofo_hal::{DeviceRef, Error, ErrorKind, MemoryStats, Result};
 use zofo_ops::{
     llama::{Importer, WeightTypes},
@@ -153,19 +151,27 @@ impl Executor {
         let begin = Instant::now();
         let input = Arc::new(input);
         self.command(|| Command::Step { input: input.clone(), begin });
-        let mut readouts = Readouts::default();
-        let mut measured = Vec::new();
+        let (mut readouts, mut gradients, mut measured) = (Readouts::default(), Vec::new(), Vec::new());
+        if !workload.chains.is_empty() {
+            self.collect(
+                |kind| matches!(kind, ReportKind::Gradients(_)),
+                |_, kind| match kind {
+                    ReportKind::Gradients(of_stages) => gradients.extend(of_stages),
+                    kind => readouts.take(kind),
+                },
+            )?;
+            let sums = Arc::new(reduce::sum(gradients));
+            self.command(|| Command::Reduced(sums.clone()));
+        }
         self.collect(
             |kind| matches!(kind, ReportKind::AtUpdate(_)),
             |_, kind| match kind {
-                ReportKind::Losses { m, rows } => readouts.base(m, rows),
-                ReportKind::CopyLosses { group, rows } => readouts.losses(group, rows),
-                ReportKind::ExitLosses { group, rows } => readouts.exit_losses(group, rows),
-                ReportKind::Dots { group, values } => readouts.dots(group, values),
                 ReportKind::AtUpdate(of_stages) => measured.extend(of_stages),
-                _ => {}
+                kind => readouts.take(kind),
             },
         )?;
+        // The copies have the same gradients by now, and each tensor counts once.
+        measured.retain(|(stage, _)| *stage < self.first_copy());
         // Workers report in any order; partial sums are added in that of the pipeline.
         measured.sort_by_key(|(stage, _)| *stage);
         let mut oracle = vec![0.0; self.estimator.directions as usize];
@@ -203,21 +209,31 @@ impl Executor {
     /// The adapters and optimisers as they are.
     ///
     /// # Errors
-    /// The first failure of a stage.
+    /// The first failure of a stage; `Execution` where copies of a layer in several pipelines differ, which no device may let happen.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.alive()?;
         self.command(|| Command::Export);
         let mut snapshot = Snapshot { adapter: HostAdapter::default(), optimisers: vec![Vec::new(); self.plan.stages.len()] };
+        let mut differs = None;
         self.collect(
             |kind| matches!(kind, ReportKind::Exported(_)),
             |_, kind| {
                 let ReportKind::Exported(of_stages) = kind else { return };
                 for (stage, adapter, optimiser) in of_stages {
+                    let known = &snapshot.adapter.modules;
+                    differs =
+                        differs.or(adapter.modules.iter().find(|(key, m)| known.get(key).is_some_and(|k| k != *m)).map(|(key, _)| *key));
                     snapshot.adapter.merge(adapter);
                     snapshot.optimisers[stage] = optimiser;
                 }
             },
         )?;
+        if let Some((layer, projection)) = differs {
+            return Err(Error::execution(format!(
+                "the pipelines' copies of the adapter of layer {layer}, {} are no longer the same: a device does not update by the exact sequence",
+                projection.name()
+            )));
+        }
         Ok(snapshot)
     }
 
@@ -244,6 +260,11 @@ impl Executor {
         self.alive()?;
         self.command(|| Command::Stop);
         self.collect(|kind| matches!(kind, ReportKind::Stopped), |_, _| {})
+    }
+
+    /// The first pipeline has every layer once; the stages from here on are copies.
+    fn first_copy(&self) -> usize {
+        self.plan.schedule.workload.chain(0).stages.end
     }
 
     fn alive(&self) -> Result<()> {
@@ -309,23 +330,10 @@ impl Drop for Executor {
 /// Whether `plan` can train: what the simulator times may be a model of latency, or for several devices to a stage.
 fn runs(plan: &Plan) -> Result<()> {
     let (schedule, name) = (&plan.schedule, plan.name.name());
-    if !schedule.workload.chains.is_empty() {
-        return Err(Error::unsupported(format!(
-            "schedule `{name}` is simulated, not executed: this executor runs one pipeline; take 1f1b or gpipe"
-        )));
-    }
     if schedule.workload.readout == Readout::Tail {
         return Err(Error::unsupported(format!("schedule `{name}` is a model of latency: behind the cut nobody can return a gradient")));
     }
     crate::order::check_roles(&schedule.workload)?;
     // A list that cannot run would wait for ever.
     crate::check::check(schedule).map(drop)
-}
-
-/// Key of a readout: micro-batch, direction, side.
-type ReadoutKey = (u32, u32, bool);
-
-fn keys(group: &Group) -> impl Iterator<Item = ReadoutKey> + use<> {
-    let g = *group;
-    (g.q0..g.q0 + g.n).map(move |q| (g.m, q, g.minus))
 }

@@ -118,9 +118,9 @@ pub struct StepOutcome {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The adapters.
+    /// The adapters; of several pipelines, which have the same, those of the first.
     pub adapter: HostAdapter,
-    /// State of each stage's optimiser; empty for a frozen stage.
+    /// State of each stage's optimiser, those of every copy of a layer included; empty for a frozen stage.
     pub optimisers: Vec<Vec<u8>>,
 }
 

@@ -4,8 +4,10 @@ mod backward;
 mod forward;
 
 use super::{
+    protocol::UpdateOrder,
+    reduce::Gradients,
     setup::{Setup, Snapshot, StepInput},
-    worker::{Shared, UpdateOrder},
+    worker::Shared,
 };
 use crate::{
     estimator::{EstimatorName, EstimatorSpec},
@@ -140,6 +142,27 @@ impl Stage {
             Action::BackwardWeight { m } => self.backward_weight(shared, m).map(|()| None),
             Action::Update => Ok(None),
         }
+    }
+
+    /// The gradients of its micro-batches, by tensor.
+    pub fn gradients(&self, shared: &mut Shared) -> Result<Gradients> {
+        let mut all = Gradients::default();
+        for t in self.optimiser.iter().flat_map(Optimiser::tensors) {
+            if let Some(grad) = &t.grad {
+                all.insert(t.id, shared.runner.read_f32(grad)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Puts the sums of all copies in the place of its own gradients.
+    pub fn take_gradients(&mut self, shared: &mut Shared, sums: &Gradients) -> Result<()> {
+        for t in self.optimiser.iter().flat_map(Optimiser::tensors) {
+            if let (Some(grad), Some(sum)) = (&t.grad, sums.get(&t.id)) {
+                shared.runner.upload_f32(grad, sum)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn measure(&mut self, shared: &mut Shared, input: &StepInput) -> Result<Measured> {

@@ -2,13 +2,14 @@
 
 use super::{
     link::Links,
-    setup::{Setup, Snapshot, StepInput},
-    stage::{Measured, Stage},
+    protocol::{Command, Report, ReportKind, UpdateOrder},
+    setup::{Setup, StepInput},
+    stage::Stage,
 };
 use crate::{
     estimator::EstimatorSpec,
     events::Span,
-    ir::{Action, Group, Payload, Step, Workload},
+    ir::{Action, Payload, Step, Workload},
 };
 use std::{
     collections::HashMap,
@@ -23,45 +24,7 @@ use zofo_ops::{
     Runner,
     batch::{Capacity, DeviceBatch, MicroBatch},
     llama::{Importer, SliceSpec},
-    lora::HostAdapter,
 };
-
-/// What the coordinator tells a worker.
-pub(super) enum Command {
-    Step { input: Arc<StepInput>, begin: Instant },
-    Update(Arc<UpdateOrder>),
-    Skip,
-    Export,
-    Import(Arc<Snapshot>),
-    Stop,
-}
-
-/// How parameters change: what is left of the first-order gradient after clipping, and the zeroth-order sum.
-pub(super) struct UpdateOrder {
-    pub grad_scale: f32,
-    pub directions: Vec<u32>,
-    pub coefficients: Vec<f32>,
-}
-
-/// What a worker tells the coordinator.
-pub(super) struct Report {
-    pub worker: usize,
-    pub kind: ReportKind,
-}
-
-/// What is said of stages comes with their numbers.
-pub(super) enum ReportKind {
-    Ready { activation_bytes: u64 },
-    Losses { m: u32, rows: Vec<f32> },
-    CopyLosses { group: Group, rows: Vec<Vec<f32>> },
-    ExitLosses { group: Group, rows: Vec<Vec<f32>> },
-    Dots { group: Group, values: Vec<f32> },
-    AtUpdate(Vec<(usize, Measured)>),
-    Done { spans: Vec<Span> },
-    Exported(Vec<(usize, HostAdapter, Vec<u8>)>),
-    Stopped,
-    Failed(Error),
-}
 
 /// An error, and the stage that it is of where it is not the whole worker's.
 pub(super) struct Failure {
@@ -218,6 +181,12 @@ impl Worker {
             match orders.recv() {
                 Ok(Command::Step { input, begin }) => {
                     self.step(&input, begin)?;
+                    if !self.shared.workload.chains.is_empty() {
+                        let gradients = self.each(|stage, shared| stage.gradients(shared))?;
+                        self.shared.tell(ReportKind::Gradients(gradients));
+                        let Ok(Command::Reduced(sums)) = orders.recv() else { return Ok(()) };
+                        self.each(|stage, shared| stage.take_gradients(shared, &sums))?;
+                    }
                     let measured = self.each(|stage, shared| stage.measure(shared, &input))?;
                     self.shared.tell(ReportKind::AtUpdate(measured));
                     match orders.recv() {
@@ -238,7 +207,7 @@ impl Worker {
                     self.shared.tell(ReportKind::Ready { activation_bytes: 0 });
                 }
                 Ok(Command::Stop) => return Ok(self.shared.runner.close()?),
-                Ok(Command::Update(_) | Command::Skip) => {}
+                Ok(Command::Reduced(_) | Command::Update(_) | Command::Skip) => {}
                 Err(_) => return Ok(()),
             }
         }

@@ -1,7 +1,7 @@
 //! Backward passes of a stage, and what is read at the cut.
 
 use super::{Shared, Stage};
-use crate::{executor::worker::ReportKind, ir::Group};
+use crate::{executor::protocol::ReportKind, ir::Group};
 use zofo_hal::{
     DType, Error, Result, TensorArg,
     op::{BoundaryDot, Form},

@@ -3,7 +3,7 @@
 use super::{Shared, Stage, factors};
 use crate::{
     estimator::Scope,
-    executor::worker::ReportKind,
+    executor::protocol::ReportKind,
     ir::{Group, Readout, Role},
 };
 use zofo_hal::{
