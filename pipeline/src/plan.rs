@@ -1,5 +1,7 @@
 //! A plan: who holds which layers, how each stage learns, and in which order work is done. Plain data.
 
+mod adopt;
+
 use crate::{
     cluster::{Cluster, Kind},
     estimator::{EstimatorName, EstimatorSpec},
@@ -61,7 +63,7 @@ pub struct PlanRequest<'a> {
     /// How zeroth-order stages estimate.
     pub estimator: &'a EstimatorSpec,
     /// The schedule; `None` takes `single` for one device, `gpipe` where every device backpropagates, else `hybridop-head`. With
-    /// `interleaved-1f1b` every device gets two stages, where it has two layers; with `chimera` one of each of two pipelines.
+    /// `interleaved-1f1b` every device gets two stages, where all have two layers; with `chimera` one of each of two pipelines.
     pub schedule: Option<ScheduleName>,
     /// Leaves the stages above the cut untrained.
     pub freeze_head: bool,

@@ -220,6 +220,16 @@ fn a_failing_stage_of_several_is_named() {
     }
 }
 
+/// Nothing is started that would wait for ever.
+#[test]
+fn what_is_not_proven_is_refused() {
+    let mut plan = planned(2, 3, ScheduleName::Gpipe);
+    plan.schedule.credits.delta = 0;
+    let cluster = Cluster::virtual_cpus(0, 2);
+    let e = Session::start(plan, devices(&cluster, DType::F32, false), model(), spec()).err().unwrap();
+    assert!(e.message().contains("deadlock"), "{e}");
+}
+
 /// An order of `workload` on `placement`, made of whatever is ready, by the numbers that `next` gives.
 fn any_order(w: &Workload, placement: &[usize], mut next: impl FnMut() -> usize) -> Vec<Vec<Step>> {
     let mut lists = vec![Vec::new(); placement.iter().max().unwrap() + 1];
