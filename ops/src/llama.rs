@@ -29,6 +29,7 @@ mod slice;
 mod source;
 mod weights;
 
+pub use backward::SavedGradients;
 pub use cache::{CachedInput, KvCache};
 pub use head::{LossOut, SavedLoss};
 pub use memory::MemoryModel;

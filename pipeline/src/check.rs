@@ -1,7 +1,8 @@
 //! Proof that a schedule can run: every action once, causes before effects, no deadlock under its credits.
 //!
 //! Workers are deterministic and talk over bounded channels with blocking sends and receives, so they form a Kahn network: whether it
-//! deadlocks does not depend on timing, and one untimed run decides it.
+//! deadlocks does not depend on timing, and one untimed run decides it. Messages between stages of one worker are given credits here too; the
+//! executor hands them over without any, and more room never makes a network of this kind wait.
 
 use crate::ir::{Action, Group, Lane, Payload, Readout, Schedule, Workload};
 use std::collections::{HashMap, HashSet, VecDeque};

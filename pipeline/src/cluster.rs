@@ -170,6 +170,18 @@ impl Cluster {
         }
         Ok(given)
     }
+
+    /// The devices called `names`, in that order.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the one that is not there.
+    pub fn only(&self, names: &[&str]) -> Result<Self> {
+        let entry = |name: &&str| {
+            let found = self.devices.iter().find(|d| d.name == **name).cloned();
+            found.ok_or_else(|| Error::invalid(format!("the cluster has no device `{name}`")))
+        };
+        Ok(Self::new(names.iter().map(entry).collect::<Result<_>>()?))
+    }
 }
 
 fn cpu() -> String {

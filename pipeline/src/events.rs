@@ -1,6 +1,6 @@
 //! What a run reports while it goes on. Libraries do not print: an application shows these, or does not.
 
-use crate::ir::Action;
+use crate::ir::Step;
 use std::time::Duration;
 
 /// An event of a training run.
@@ -40,12 +40,12 @@ pub struct StepReport {
     pub slope_rms: Option<f64>,
     /// Wall-clock time.
     pub seconds: f64,
-    /// Per stage: what it did and when.
+    /// Per worker: what it did and when.
     pub timeline: Vec<Vec<Span>>,
 }
 
 impl StepReport {
-    /// Mean over stages of the time spent computing, over the step's time (Comu_ti of HybridOP, communication excluded).
+    /// Mean over workers of the time spent computing, over the step's time (Comu_ti of HybridOP, communication excluded).
     pub fn utilisation(&self) -> f64 {
         if self.timeline.is_empty() || self.seconds <= 0.0 {
             return 0.0;
@@ -59,7 +59,7 @@ impl StepReport {
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     /// What was done.
-    pub action: Action,
+    pub step: Step,
     /// When it began.
     pub start: Duration,
     /// When it ended.

@@ -1,158 +1,38 @@
-//! The executor: one worker thread per stage, bounded channels between them, a coordinator that owns every decision.
+//! The executor: one worker thread per device, bounded channels between them, a coordinator that owns every decision.
 //!
 //! Workers do what their list says. The coordinator (the calling thread) collects losses, dots and square sums, computes slopes in f64, clips,
 //! writes nothing and prints nothing: it returns what happened. Nothing here knows the name of a schedule or an estimator's formula beyond
 //! [`EstimatorSpec`].
 
 mod link;
+mod memory;
+mod protocol;
 mod readout;
+mod reduce;
+mod setup;
+mod stage;
 mod worker;
 
-use crate::{
-    estimator::EstimatorSpec,
-    events::Span,
-    ir::{Group, Readout, Role},
-    journal::Entry,
-    plan::Plan,
-};
+use crate::{estimator::EstimatorSpec, ir::Readout, journal::Entry, plan::Plan};
 use link::Links;
+use protocol::{Command, Report, ReportKind, UpdateOrder};
 use readout::Readouts;
+pub use setup::{Setup, SharedSource, Snapshot, StageDevice, StepInput, StepOutcome};
 use std::{
     sync::{
         Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Instant,
 };
-use worker::{Command, Report, ReportKind, UpdateOrder, WorkerSetup};
-use zofo_hal::{DType, DeviceRef, Error, ErrorKind, MemoryStats, Result};
+use worker::WorkerSetup;
+use zofo_hal::{DeviceRef, Error, ErrorKind, MemoryStats, Result};
 use zofo_ops::{
-    batch::{Capacity, MicroBatch},
-    llama::{Importer, SliceSpec, WeightSource, WeightTypes},
+    llama::{Importer, WeightTypes},
     lora::HostAdapter,
-    optim::{Rule, clip},
+    optim::clip,
 };
-
-/// Model parameters that several worker threads read.
-pub type SharedSource = Arc<dyn WeightSource + Send + Sync>;
-
-/// The device of one stage and the type it computes in.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct StageDevice {
-    /// The device.
-    pub device: DeviceRef,
-    /// Type of activations other than the residual stream.
-    pub compute: DType,
-}
-
-impl StageDevice {
-    /// A stage on `device`.
-    pub fn new(device: DeviceRef, compute: DType) -> Self {
-        Self { device, compute }
-    }
-}
-
-/// What an executor is started with.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct Setup {
-    /// Who does what, in which order.
-    pub plan: Plan,
-    /// One device per stage.
-    pub devices: Vec<StageDevice>,
-    /// The base model.
-    pub source: SharedSource,
-    /// The adapters to start from.
-    pub adapter: HostAdapter,
-    /// How zeroth-order stages estimate.
-    pub estimator: EstimatorSpec,
-    /// Optimiser of first-order stages.
-    pub first_order: Rule,
-    /// Optimiser of zeroth-order stages.
-    pub zeroth_order: Rule,
-    /// Largest norm of the first-order gradient; 0 does not clip.
-    pub clip: f64,
-    /// Seed of the directions.
-    pub seed: u64,
-    /// Tokens of the longest sequence.
-    pub positions: usize,
-    /// The largest micro-batch to come, where it is known: workers then make room once, and [`Executor::planned_bytes`] knows how much.
-    pub capacity: Option<Capacity>,
-    /// Whether first-order stages recompute activations in the backward pass, see [`SliceSpec::recompute`].
-    pub recompute: bool,
-}
-
-impl Setup {
-    /// A setup with AdamW everywhere, no clipping and seed 0.
-    pub fn new(plan: Plan, devices: Vec<StageDevice>, source: SharedSource, adapter: HostAdapter, estimator: EstimatorSpec) -> Self {
-        let positions = source.config().max_positions.min(SliceSpec::POSITIONS);
-        let (first_order, zeroth_order) = (Rule::ADAMW, Rule::ADAMW);
-        let (clip, seed, capacity, recompute) = (0.0, 0, None, false);
-        Self { plan, devices, source, adapter, estimator, first_order, zeroth_order, clip, seed, positions, capacity, recompute }
-    }
-}
-
-/// What one step works on.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct StepInput {
-    /// Step number, which also numbers the noise.
-    pub step: u32,
-    /// One per micro-batch of the plan.
-    pub batches: Vec<MicroBatch>,
-    /// Learning rate of first-order stages.
-    pub first_order_lr: f64,
-    /// Learning rate of zeroth-order stages.
-    pub zeroth_order_lr: f64,
-}
-
-impl StepInput {
-    /// A step.
-    pub fn new(step: u32, batches: Vec<MicroBatch>, first_order_lr: f64, zeroth_order_lr: f64) -> Self {
-        Self { step, batches, first_order_lr, zeroth_order_lr }
-    }
-
-    fn labels(&self) -> usize {
-        self.batches.iter().map(MicroBatch::labels).sum()
-    }
-}
-
-/// What one step did.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct StepOutcome {
-    /// Mean loss over labelled tokens before the update.
-    pub loss: f64,
-    /// Norm of the first-order gradient before clipping.
-    pub gradient_norm: Option<f64>,
-    /// Slopes after winsorising, micro-batch by micro-batch, direction by direction.
-    pub slopes: Vec<f64>,
-    /// The zeroth-order update for the journal, where it is made of seeds.
-    pub journal: Option<Entry>,
-    /// Wall-clock time.
-    pub elapsed: Duration,
-    /// Per stage: what it did and when.
-    pub timeline: Vec<Vec<Span>>,
-}
-
-/// Adapters and optimiser state of all stages.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Snapshot {
-    /// The adapters.
-    pub adapter: HostAdapter,
-    /// State of each stage's optimiser; empty for a frozen stage.
-    pub optimisers: Vec<Vec<u8>>,
-}
-
-impl Snapshot {
-    /// A snapshot from its parts.
-    pub fn new(adapter: HostAdapter, optimisers: Vec<Vec<u8>>) -> Self {
-        Self { adapter, optimisers }
-    }
-}
 
 struct Worker {
     commands: Sender<Command>,
@@ -168,9 +48,9 @@ pub struct Executor {
     clip: f64,
     importer: Arc<Mutex<Importer>>,
     devices: Vec<DeviceRef>,
-    /// What each stage will allocate for its activations, as rehearsed.
+    /// What each worker will allocate for its stages' activations, as rehearsed.
     rehearsed: Option<Vec<u64>>,
-    /// Set by the first failure: a pipeline with a stage missing cannot go on.
+    /// Set by the first failure: a pipeline with a worker missing cannot go on.
     failed: Option<Error>,
 }
 
@@ -178,64 +58,54 @@ impl Executor {
     /// Loads every stage's part of the model onto its device.
     ///
     /// # Errors
-    /// `InvalidArgument` where plan and devices do not match; what loading a slice gives, with the stage's device named.
+    /// `InvalidArgument` where plan and devices do not match, or the order of work cannot run ([`crate::check`]); what loading a slice gives, with
+    /// the stage's device named.
     pub fn start(setup: Setup) -> Result<Self> {
-        let stages = setup.plan.stages.len();
-        if setup.devices.len() != stages {
-            return Err(Error::invalid(format!("{} devices for {stages} stages", setup.devices.len())));
+        let schedule = &setup.plan.schedule;
+        let (workers, stages) = (schedule.workers(), setup.plan.stages.len());
+        if setup.devices.len() != workers || schedule.workload.stages() != stages {
+            let found = setup.devices.len();
+            return Err(Error::invalid(format!("{found} devices and an order of {stages} stages for a plan of {workers} workers")));
         }
-        let (schedule, name) = (&setup.plan.schedule, setup.plan.name.name());
-        if !schedule.is_one_to_one() || !schedule.workload.chains.is_empty() || schedule.workload.split_backward {
-            return Err(Error::unsupported(format!(
-                "schedule `{name}` is simulated, not executed: this executor runs one stage per device with whole backward passes; take 1f1b, gpipe \
-                 or hybridop-head"
-            )));
-        }
-        if schedule.workload.readout == Readout::Tail {
-            return Err(Error::unsupported(format!(
-                "schedule `{name}` is a model of latency: behind the cut nobody can return a gradient"
-            )));
-        }
+        runs(&setup.plan)?;
         setup.adapter.check(setup.source.config())?;
         let importer = Arc::new(Mutex::new(Importer::new()));
-        let specs: Vec<SliceSpec> = (0..stages).map(|s| worker::slice_spec(&setup, s)).collect();
-        {
+        let mut specs: Vec<Vec<_>> = vec![Vec::new(); workers];
+        for (stage, worker) in schedule.placement.iter().enumerate() {
+            let spec = stage::slice_spec(&setup, stage);
             let mut importer = importer.lock().expect("no thread has it yet");
-            for (spec, d) in specs.iter().zip(&setup.devices) {
-                spec.announce(&mut importer, &d.device, setup.source.config());
-            }
+            spec.announce(&mut importer, &setup.devices[*worker].device, setup.source.config());
+            specs[*worker].push((stage, spec));
         }
         let (report, reports) = channel();
-        let mut workers = Vec::new();
-        for ((stage, links), spec) in Links::connect(&setup.plan.schedule).into_iter().enumerate().zip(specs) {
+        let mut threads = Vec::new();
+        for ((worker, links), stages) in Links::connect(schedule).into_iter().enumerate().zip(specs) {
             let (commands, orders) = channel();
-            let worker =
-                WorkerSetup { stage, spec, setup: setup.clone(), links, importer: importer.clone(), orders, report: report.clone() };
-            let name = format!("zofo-stage-{stage}");
-            let thread = std::thread::Builder::new().name(name).spawn(move || worker.run());
+            let work =
+                WorkerSetup { worker, stages, setup: setup.clone(), links, importer: importer.clone(), orders, report: report.clone() };
+            let thread = std::thread::Builder::new().name(format!("zofo-worker-{worker}")).spawn(move || work.run());
             let thread = thread.map_err(|e| {
-                Error::new(ErrorKind::OutOfMemory { requested: 0, available: None }, format!("no thread for stage {stage}: {e}"))
+                Error::new(ErrorKind::OutOfMemory { requested: 0, available: None }, format!("no thread for worker {worker}: {e}"))
             })?;
-            workers.push(Worker { commands, thread: Some(thread) });
+            threads.push(Worker { commands, thread: Some(thread) });
         }
         let (plan, estimator, clip) = (setup.plan, setup.estimator, setup.clip);
         let devices = setup.devices.into_iter().map(|d| d.device).collect();
-        let mut executor = Self { workers, reports, plan, estimator, clip, importer, devices, rehearsed: None, failed: None };
-        let mut rehearsed = vec![0; stages];
+        let mut executor = Self { workers: threads, reports, plan, estimator, clip, importer, devices, rehearsed: None, failed: None };
+        let mut rehearsed = vec![0; workers];
         executor.collect(
             |kind| matches!(kind, ReportKind::Ready { .. }),
-            |stage, kind| {
+            |worker, kind| {
                 if let ReportKind::Ready { activation_bytes } = kind {
-                    rehearsed[stage] = activation_bytes;
+                    rehearsed[worker] = activation_bytes;
                 }
-                Ok(())
             },
         )?;
         executor.rehearsed = setup.capacity.map(|_| rehearsed);
         Ok(executor)
     }
 
-    /// Device memory at the peak of a step: what is loaded, and what each stage's actions were found to allocate when they were rehearsed at
+    /// Device memory at the peak of a step: what is loaded, and what each worker's list was found to allocate when it was rehearsed at
     /// [`Setup::capacity`]. To be asked before the first step; `None` where the capacity is not known.
     pub fn planned_bytes(&self) -> Option<u64> {
         Some(self.device_bytes() + self.rehearsed.as_ref()?.iter().sum::<u64>())
@@ -280,39 +150,41 @@ impl Executor {
         }
         let begin = Instant::now();
         let input = Arc::new(input);
-        self.command(|_| Command::Step { input: input.clone(), begin })?;
-        let mut readouts = Readouts::default();
-        let mut sums: Vec<Vec<f32>> = vec![Vec::new(); self.workers.len()];
-        let mut parts: Vec<Vec<f64>> = vec![Vec::new(); self.workers.len()];
+        self.command(|| Command::Step { input: input.clone(), begin });
+        let (mut readouts, mut gradients, mut measured) = (Readouts::default(), Vec::new(), Vec::new());
+        if !workload.chains.is_empty() {
+            self.collect(
+                |kind| matches!(kind, ReportKind::Gradients(_)),
+                |_, kind| match kind {
+                    ReportKind::Gradients(of_stages) => gradients.extend(of_stages),
+                    kind => readouts.take(kind),
+                },
+            )?;
+            let sums = Arc::new(reduce::sum(gradients));
+            self.command(|| Command::Reduced(sums.clone()));
+        }
         self.collect(
-            |kind| matches!(kind, ReportKind::AtUpdate { .. }),
-            |stage, kind| {
-                match kind {
-                    ReportKind::Losses { m, rows } => readouts.base(m, rows),
-                    ReportKind::CopyLosses { group, rows } => readouts.losses(group, rows),
-                    ReportKind::ExitLosses { group, rows } => readouts.exit_losses(group, rows),
-                    ReportKind::Dots { group, values } => readouts.dots(group, values),
-                    ReportKind::AtUpdate { square_sums, oracle: part } => {
-                        sums[stage] = square_sums;
-                        parts[stage] = part;
-                    }
-                    _ => {}
-                }
-                Ok(())
+            |kind| matches!(kind, ReportKind::AtUpdate(_)),
+            |_, kind| match kind {
+                ReportKind::AtUpdate(of_stages) => measured.extend(of_stages),
+                kind => readouts.take(kind),
             },
         )?;
-        // Stages report in any order; partial sums are added in that of the pipeline.
+        // The copies have the same gradients by now, and each tensor counts once.
+        measured.retain(|(stage, _)| *stage < self.first_copy());
+        // Workers report in any order; partial sums are added in that of the pipeline.
+        measured.sort_by_key(|(stage, _)| *stage);
         let mut oracle = vec![0.0; self.estimator.directions as usize];
-        parts.iter().for_each(|p| oracle.iter_mut().zip(p).for_each(|(sum, p)| *sum += p));
+        measured.iter().for_each(|(_, m)| oracle.iter_mut().zip(&m.oracle).for_each(|(sum, p)| *sum += p));
         let loss = readouts.loss(labels);
         let (directions, coefficients, slopes) = readouts.coefficients(&self.estimator, &workload, labels, &oracle)?;
-        let all: Vec<f32> = sums.into_iter().flatten().collect();
+        let all: Vec<f32> = measured.into_iter().flat_map(|(_, m)| m.square_sums).collect();
         let (norm, grad_scale) = clip(&all, self.clip);
         let gradient_norm = (!all.is_empty()).then_some(norm);
         let finite = loss.is_finite() && gradient_norm.is_none_or(f64::is_finite) && coefficients.iter().all(|c| c.is_finite());
         if !finite {
-            self.command(|_| Command::Skip)?;
-            self.collect(|kind| matches!(kind, ReportKind::Done { .. }), |_, _| Ok(()))?;
+            self.command(|| Command::Skip);
+            self.collect(|kind| matches!(kind, ReportKind::Done { .. }), |_, _| {})?;
             return Err(Error::execution(format!(
                 "step {} is not finite (loss {loss}, gradient norm {norm}); nothing was updated. Lower the learning rate, or eps",
                 input.step + 1
@@ -320,15 +192,14 @@ impl Executor {
         }
         let journalled = !directions.is_empty();
         let order = Arc::new(UpdateOrder { grad_scale, directions, coefficients });
-        self.command(|_| Command::Update(order.clone()))?;
+        self.command(|| Command::Update(order.clone()));
         let mut timeline = vec![Vec::new(); self.workers.len()];
         self.collect(
             |kind| matches!(kind, ReportKind::Done { .. }),
-            |stage, kind| {
+            |worker, kind| {
                 if let ReportKind::Done { spans } = kind {
-                    timeline[stage] = spans;
+                    timeline[worker] = spans;
                 }
-                Ok(())
             },
         )?;
         let entry = || Entry::new(input.step, input.zeroth_order_lr, order.directions.clone(), order.coefficients.clone());
@@ -338,21 +209,31 @@ impl Executor {
     /// The adapters and optimisers as they are.
     ///
     /// # Errors
-    /// The first failure of a stage.
+    /// The first failure of a stage; `Execution` where copies of a layer in several pipelines differ, which no device may let happen.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.alive()?;
-        self.command(|_| Command::Export)?;
-        let mut snapshot = Snapshot { adapter: HostAdapter::default(), optimisers: vec![Vec::new(); self.workers.len()] };
+        self.command(|| Command::Export);
+        let mut snapshot = Snapshot { adapter: HostAdapter::default(), optimisers: vec![Vec::new(); self.plan.stages.len()] };
+        let mut differs = None;
         self.collect(
-            |kind| matches!(kind, ReportKind::Exported { .. }),
-            |stage, kind| {
-                if let ReportKind::Exported { adapter, optimiser } = kind {
+            |kind| matches!(kind, ReportKind::Exported(_)),
+            |_, kind| {
+                let ReportKind::Exported(of_stages) = kind else { return };
+                for (stage, adapter, optimiser) in of_stages {
+                    let known = &snapshot.adapter.modules;
+                    differs =
+                        differs.or(adapter.modules.iter().find(|(key, m)| known.get(key).is_some_and(|k| k != *m)).map(|(key, _)| *key));
                     snapshot.adapter.merge(adapter);
                     snapshot.optimisers[stage] = optimiser;
                 }
-                Ok(())
             },
         )?;
+        if let Some((layer, projection)) = differs {
+            return Err(Error::execution(format!(
+                "the pipelines' copies of the adapter of layer {layer}, {} are no longer the same: a device does not update by the exact sequence",
+                projection.name()
+            )));
+        }
         Ok(snapshot)
     }
 
@@ -362,16 +243,13 @@ impl Executor {
     /// `Format` or `InvalidArgument` where it is of another plan or another adapter; the executor is of no more use then.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.alive()?;
-        if snapshot.optimisers.len() != self.workers.len() {
-            return Err(Error::invalid(format!(
-                "a checkpoint of {} stages for a plan of {}",
-                snapshot.optimisers.len(),
-                self.workers.len()
-            )));
+        let (found, stages) = (snapshot.optimisers.len(), self.plan.stages.len());
+        if found != stages {
+            return Err(Error::invalid(format!("a checkpoint of {found} stages for a plan of {stages}")));
         }
         let shared = Arc::new(snapshot.clone());
-        self.command(|_| Command::Import(shared.clone()))?;
-        self.collect(|kind| matches!(kind, ReportKind::Ready { .. }), |_, _| Ok(()))
+        self.command(|| Command::Import(shared.clone()));
+        self.collect(|kind| matches!(kind, ReportKind::Ready { .. }), |_, _| {})
     }
 
     /// Stops the workers and closes their queues.
@@ -380,41 +258,44 @@ impl Executor {
     /// What closing a queue gives.
     pub fn finish(mut self) -> Result<()> {
         self.alive()?;
-        self.command(|_| Command::Stop)?;
-        self.collect(|kind| matches!(kind, ReportKind::Stopped), |_, _| Ok(()))
+        self.command(|| Command::Stop);
+        self.collect(|kind| matches!(kind, ReportKind::Stopped), |_, _| {})
+    }
+
+    /// The first pipeline has every layer once; the stages from here on are copies.
+    fn first_copy(&self) -> usize {
+        self.plan.schedule.workload.chain(0).stages.end
     }
 
     fn alive(&self) -> Result<()> {
         self.failed.clone().map_or(Ok(()), |e| Err(e.context("the pipeline stopped earlier")))
     }
 
-    fn command(&mut self, command: impl Fn(usize) -> Command) -> Result<()> {
-        for (stage, worker) in self.workers.iter().enumerate() {
+    fn command(&mut self, command: impl Fn() -> Command) {
+        for worker in &self.workers {
             // A worker that has gone reported why; `collect` finds it.
-            let _ = worker.commands.send(command(stage));
+            let _ = worker.commands.send(command());
         }
-        Ok(())
     }
 
-    /// Takes reports until every stage has sent one that `is_last`, or one has failed.
-    fn collect(&mut self, is_last: impl Fn(&ReportKind) -> bool, mut take: impl FnMut(usize, ReportKind) -> Result<()>) -> Result<()> {
+    /// Takes reports until every worker has sent one that `is_last`, or one has failed.
+    fn collect(&mut self, is_last: impl Fn(&ReportKind) -> bool, mut take: impl FnMut(usize, ReportKind)) -> Result<()> {
         let mut waiting = self.workers.len();
-        let mut failure: Option<(usize, Error)> = None;
+        let mut failure: Option<Error> = None;
         while waiting > 0 {
-            let Ok(Report { stage, kind }) = self.reports.recv() else {
-                let lost = || (0, Error::new(ErrorKind::DeviceLost, "a stage's thread ended without a word"));
-                failure.get_or_insert_with(lost);
+            let Ok(Report { worker, kind }) = self.reports.recv() else {
+                failure.get_or_insert_with(|| Error::new(ErrorKind::DeviceLost, "a worker's thread ended without a word"));
                 break;
             };
             match kind {
                 ReportKind::Failed(e) => {
                     waiting -= 1;
-                    // Stages that lost their neighbour fail too; the cause is the one that did not.
+                    // Workers that lost their neighbour fail too; the cause is the one that did not.
                     let is_cause = *e.kind() != ErrorKind::Cancelled;
-                    if failure.as_ref().is_none_or(|(_, f)| is_cause && *f.kind() == ErrorKind::Cancelled) {
-                        failure = Some((stage, e));
+                    if failure.as_ref().is_none_or(|f| is_cause && *f.kind() == ErrorKind::Cancelled) {
+                        failure = Some(e);
                     }
-                    // Lets the stages that wait for the coordinator end too.
+                    // Lets the workers that wait for the coordinator end too.
                     for worker in &mut self.workers {
                         worker.commands = channel().0;
                     }
@@ -423,19 +304,13 @@ impl Executor {
                     // After a failure nobody gets further than where it waits for a command.
                     waiting -= usize::from(is_last(&kind));
                     if failure.is_none() {
-                        take(stage, kind)?;
+                        take(worker, kind);
                     }
                 }
             }
         }
-        match failure {
-            None => Ok(()),
-            Some((stage, e)) => {
-                let e = e.context(format!("stage {stage} ({})", self.plan.stages[stage].device));
-                self.failed = Some(e.clone());
-                Err(e)
-            }
-        }
+        self.failed.clone_from(&failure);
+        failure.map_or(Ok(()), Err)
     }
 }
 
@@ -452,15 +327,13 @@ impl Drop for Executor {
     }
 }
 
-/// Whether a stage runs forward and backward: by its role, or because the oracle needs its exact gradient.
-fn backpropagates(setup: &Setup, stage: usize) -> bool {
-    setup.plan.schedule.workload.roles[stage] == Role::FirstOrder
-}
-
-/// Key of a readout: micro-batch, direction, side.
-type ReadoutKey = (u32, u32, bool);
-
-fn keys(group: &Group) -> impl Iterator<Item = ReadoutKey> + use<> {
-    let g = *group;
-    (g.q0..g.q0 + g.n).map(move |q| (g.m, q, g.minus))
+/// Whether `plan` can train: what the simulator times may be a model of latency, or for several devices to a stage.
+fn runs(plan: &Plan) -> Result<()> {
+    let (schedule, name) = (&plan.schedule, plan.name.name());
+    if schedule.workload.readout == Readout::Tail {
+        return Err(Error::unsupported(format!("schedule `{name}` is a model of latency: behind the cut nobody can return a gradient")));
+    }
+    crate::order::check_roles(&schedule.workload)?;
+    // A list that cannot run would wait for ever.
+    crate::check::check(schedule).map(drop)
 }

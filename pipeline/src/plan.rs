@@ -1,10 +1,12 @@
 //! A plan: who holds which layers, how each stage learns, and in which order work is done. Plain data.
 
+mod adopt;
+
 use crate::{
     cluster::{Cluster, Kind},
     estimator::{EstimatorName, EstimatorSpec},
     ir::{Role, Schedule, Workload},
-    order::ScheduleName,
+    order::{self, ScheduleName},
 };
 use std::ops::Range;
 use zofo_hal::{Error, Result};
@@ -33,6 +35,21 @@ pub struct Plan {
     pub schedule: Schedule,
 }
 
+impl Plan {
+    /// Names of the devices that the lists of the schedule are for.
+    pub fn workers(&self) -> Vec<&str> {
+        let of = |worker| self.schedule.placement.iter().position(|w| *w == worker).and_then(|s| self.stages.get(s));
+        (0..self.schedule.workers()).map(|worker| of(worker).map_or("", |s| s.device.as_str())).collect()
+    }
+
+    /// Stages of one worker as messages call them: `stage 1 (gpu0)`, `stages 0 and 2 (gpu0)`.
+    pub(crate) fn describe_stages(&self, stages: &[usize]) -> String {
+        let device = stages.first().and_then(|s| self.stages.get(*s)).map_or("", |s| s.device.as_str());
+        let numbers = stages.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+        format!("{} {numbers} ({device})", if stages.len() == 1 { "stage" } else { "stages" })
+    }
+}
+
 /// What a plan is made for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -45,7 +62,8 @@ pub struct PlanRequest<'a> {
     pub micro_batches: u32,
     /// How zeroth-order stages estimate.
     pub estimator: &'a EstimatorSpec,
-    /// The schedule; `None` takes `single` for one device, `gpipe` where every device backpropagates, else `hybridop-head`.
+    /// The schedule; `None` takes `single` for one device, `gpipe` where every device backpropagates, else `hybridop-head`. With
+    /// `interleaved-1f1b` every device gets two stages, where all have two layers; with `chimera` one of each of two pipelines.
     pub schedule: Option<ScheduleName>,
     /// Leaves the stages above the cut untrained.
     pub freeze_head: bool,
@@ -83,11 +101,13 @@ impl<'a> PlanRequest<'a> {
         let e = self.estimator;
         let head = if self.freeze_head || e.directions == 0 { Role::Frozen } else { Role::ZerothOrder };
         let mut first = 0;
-        let stages: Vec<StagePlan> = (devices.iter().zip(&split).enumerate())
-            .map(|(i, (d, n))| {
+        let parts = parts(name, &split);
+        let stages: Vec<StagePlan> = (parts.iter())
+            .map(|(device, n)| {
+                // Every pipeline starts from the first layer again.
                 let layers = first..first + n;
-                first += n;
-                StagePlan { device: d.name.clone(), layers, role: if i < cut { head } else { Role::FirstOrder } }
+                first = layers.end % self.layers;
+                StagePlan { device: devices[*device].name.clone(), layers, role: if *device < cut { head } else { Role::FirstOrder } }
             })
             .collect();
         if let Some(s) = stages.iter().find(|s| s.role != Role::FirstOrder)
@@ -102,9 +122,25 @@ impl<'a> PlanRequest<'a> {
         // The oracle projects exact gradients, so every stage runs forward and backward, whatever it is trained by.
         let oracle = e.name == EstimatorName::Oracle && head == Role::ZerothOrder;
         let roles = stages.iter().map(|s| if oracle { Role::FirstOrder } else { s.role }).collect();
-        let workload = Workload { roles, micro_batches: self.micro_batches, ..e.workload(cut) };
-        let schedule = name.build(&workload)?;
+        let schedule = match name {
+            ScheduleName::Interleaved => order::interleaved(devices.len(), parts.len() / devices.len(), self.micro_batches)?,
+            ScheduleName::Chimera => order::chimera(devices.len(), self.micro_batches)?,
+            _ => name.build(&Workload { roles, micro_batches: self.micro_batches, ..e.workload(cut) })?,
+        };
         crate::check::check(&schedule)?;
         Ok(Plan { name, stages, schedule })
+    }
+}
+
+/// Device and number of layers of each stage: one of every device, but for orders that give it several. Each device's layers are then cut in two
+/// ([`ScheduleName::Interleaved`], where it has two), or the split is taken once from either end ([`ScheduleName::Chimera`]).
+fn parts(name: ScheduleName, split: &[usize]) -> Vec<(usize, usize)> {
+    let line = || split.iter().copied().enumerate();
+    match name {
+        ScheduleName::Interleaved if split.iter().all(|n| *n > 1) => {
+            line().map(|(d, n)| (d, n.div_ceil(2))).chain(line().map(|(d, n)| (d, n / 2))).collect()
+        }
+        ScheduleName::Chimera => line().chain(line().map(|(d, n)| (split.len() - 1 - d, n))).collect(),
+        _ => line().collect(),
     }
 }

@@ -131,6 +131,11 @@ impl TrainSpec {
             ("micro-batches", plan.schedule.workload.micro_batches.to_string()),
             ("stages", stages.join(", ")),
         ];
+        // Gradients of several pipelines are summed in their order.
+        let chains = &plan.schedule.workload.chains;
+        if !chains.is_empty() {
+            all.push(("micro-batches of each pipeline", format!("{:?}", chains.iter().map(|c| &c.micro_batches).collect::<Vec<_>>())));
+        }
         all.drain(..).map(|(k, v)| (k.to_owned(), v)).collect()
     }
 }
@@ -183,8 +188,8 @@ impl Session {
     /// # Errors
     /// As [`Session::start`]; those of [`HostAdapter::check`].
     pub fn start_from(plan: Plan, devices: Vec<StageDevice>, source: SharedSource, spec: TrainSpec, adapter: HostAdapter) -> Result<Self> {
-        for (stage, d) in plan.stages.iter().zip(&devices) {
-            spec.estimator.check(d.compute).map_err(|e| e.with_device(stage.device.clone()))?;
+        for (name, d) in plan.workers().into_iter().zip(&devices) {
+            spec.estimator.check(d.compute).map_err(|e| e.with_device(name))?;
         }
         Self::start_unchecked(plan, devices, source, spec, adapter)
     }

@@ -3,11 +3,13 @@
 use zofo_hal::DType;
 use zofo_pipeline::{
     cluster::{Cluster, Kind, parse_size},
+    costs::Costs,
     estimator::{EstimatorName, EstimatorSpec},
     ir::Role,
     journal::Entry,
     order::ScheduleName,
     plan::PlanRequest,
+    planner::{Method, PlannerName, Problem},
 };
 
 const FILE: &str = r#"
@@ -95,6 +97,24 @@ fn a_plan_gives_roles_by_what_is_downstream() {
     assert_eq!(PlanRequest::new(&c, 2, 1, &e).plan().unwrap().name, ScheduleName::Gpipe);
     let c = Cluster::virtual_cpus(0, 1);
     assert_eq!(PlanRequest::new(&c, 2, 1, &e).plan().unwrap().name, ScheduleName::Single);
+}
+
+#[test]
+fn a_planners_plan_is_taken_up_as_it_is() {
+    let costs = r#"{"layers": [{"work": 1}, {"work": 1}, {"work": 1}, {"work": 1}], "micro_batches": 4,
+        "devices": [{"name": "gpu1", "kind": "bp", "speed": 1}, {"name": "gpu0", "kind": "bp", "speed": 1}]}"#;
+    let (p, cluster) = (Problem::new(Costs::parse(costs).unwrap()).unwrap(), Cluster::virtual_cpus(0, 3));
+    let e = EstimatorSpec::new(EstimatorName::CutTangent, 4);
+    let request = PlanRequest::new(&cluster, 4, 4, &e);
+    for planner in [PlannerName::Interleaved, PlannerName::Chimera, PlannerName::ZbH1] {
+        let outcome = planner.propose(&p, &Method::FROZEN).unwrap().outcome;
+        let plan = request.adopt(&p, &outcome, EstimatorName::CutTangent).unwrap();
+        assert_eq!((&plan.schedule, plan.name), (&outcome.schedule, outcome.name));
+        assert_eq!(plan.workers(), ["gpu1", "gpu0"], "those of the plan, in its order");
+        assert!(plan.stages.iter().zip(&outcome.layout.stages).all(|(a, b)| a.layers == b.layers && a.role == b.role));
+        let shallow = PlanRequest::new(&cluster, 5, 4, &e).adopt(&p, &outcome, EstimatorName::CutTangent).unwrap_err();
+        assert!(shallow.message().contains("4 in the plan, 5 in this run"), "{shallow}");
+    }
 }
 
 #[test]

@@ -258,7 +258,16 @@ fn layers() {
             db.clone(),
             2.0,
         );
+        // In two parts the same bits as in one.
+        let again = [h.random(rank, inputs, 1), h.random(outputs, rank, 2), h.random(t, inputs, 3)];
+        let mut parts = op.clone();
+        (parts.da, parts.db) = (again[0].clone(), again[1].clone());
+        h.run(parts.clone().dx(again[2].clone()).beta(1.0).factors(false));
+        h.run(parts);
         h.run(op.dx(dx.clone()).beta(1.0));
+        for (part, whole) in again.iter().zip([&da, &db, &dx]) {
+            assert_eq!(h.bits(part), h.bits(whole));
+        }
         let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 32, scale: 0.2, causal: true };
         let cu = h.u32(&[0, 30, 30, 100, 150]);
         let (q, k, v, o) = (h.random(t, 128, 1), h.random(t, 64, 2), h.random(t, 64, 3), h.empty(DType::F32, t, 128));

@@ -47,7 +47,8 @@ descriptor! {
     /// Gradients of [`super::LoraMatMul`]: with u = scale dout B (`[T, r]`),
     /// `dx = beta dx + dout W + u A`, `da += u^T x`, `db += scale dout^T xa`.
     ///
-    /// `da` and `db` accumulate over micro-batches; `beta` lets projections that share an input add up.
+    /// `da` and `db` accumulate over micro-batches; `beta` lets projections that share an input add up. The op in two, without `factors` for `dx` and
+    /// without `dx` for `da` and `db`, gives the same bits as in one.
     LoraMatMulBackward, "lora_matmul_backward", Backward,
     reads {
         /// `[T, in]` float, as in the forward pass.
@@ -86,6 +87,8 @@ descriptor! {
     options {
         /// Factor of what `dx` holds; 0 means it is not read.
         beta: f32 = 0.0,
+        /// Whether `da` and `db` are added to; otherwise they stay as they are.
+        factors: bool = true,
     },
 }
 

@@ -33,6 +33,9 @@ pub(super) fn lora_matmul_backward<E: Emit>(e: &mut E, op: &LoraMatMulBackward<E
         e.product(Orientation::Nn, &u, op.a.matrix(), &sum, (1.0, 1.0), live)?;
         e.finish(&sum, dx, &rows)?;
     }
+    if !op.factors {
+        return Ok(());
+    }
     e.product(Orientation::Tn, &u, op.x.matrix(), &op.da, (1.0, 1.0), live)?;
     e.product(Orientation::Tn, &op.dout, op.xa.matrix(), &op.db, (op.scale, 1.0), live)
 }

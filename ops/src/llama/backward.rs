@@ -1,6 +1,6 @@
 //! The backward pass of a slice: gradients of adapters, and of hidden states through frozen weights.
 
-use alloc::format;
+use alloc::{format, vec::Vec};
 
 use zofo_hal::{
     DType, Error, Result, TensorArg,
@@ -23,6 +23,19 @@ const fn gradient_type(compute: DType) -> DType {
     }
 }
 
+/// What [`Slice::backward_weight`] needs: gradients at the outputs of adapted projections, and what the projections read.
+#[derive(Debug)]
+pub struct SavedGradients(Vec<OutputGradient>);
+
+#[derive(Debug)]
+struct OutputGradient {
+    layer: usize,
+    projection: Projection,
+    dout: TensorArg,
+    x: TensorArg,
+    xa: TensorArg,
+}
+
 impl Slice {
     /// Takes the gradient at the slice's end, f32 `[T, d]`, down through it. Gradients of the adapters are added to what they hold; the
     /// gradient at the slice's input is returned where the forward pass was told so. A slice that recomputes runs each layer forward again
@@ -35,8 +48,57 @@ impl Slice {
         runner: &mut Runner,
         batch: &DeviceBatch,
         adapters: &Adapters,
+        saved: Saved,
+        dh: &TensorArg,
+    ) -> Result<Option<TensorArg>> {
+        self.down(runner, batch, adapters, saved, dh, None)
+    }
+
+    /// The part of [`Slice::backward`] that others wait for: the gradient at the slice's input. With [`Slice::backward_weight`] of what it keeps the
+    /// adapters' gradients have the same bits.
+    ///
+    /// Activations that the other part has no use for are free afterwards; what a slice that recomputes made again for it is kept.
+    ///
+    /// # Errors
+    /// As [`Slice::backward`].
+    pub fn backward_input(
+        &self,
+        runner: &mut Runner,
+        batch: &DeviceBatch,
+        adapters: &Adapters,
+        saved: Saved,
+        dh: &TensorArg,
+    ) -> Result<(Option<TensorArg>, SavedGradients)> {
+        let mut kept = SavedGradients(Vec::new());
+        let dx = self.down(runner, batch, adapters, saved, dh, Some(&mut kept))?;
+        Ok((dx, kept))
+    }
+
+    /// The part of [`Slice::backward`] that nobody waits for: gradients of the adapters, added to what they hold.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where `kept` is of another slice or the adapters have no gradients; those of [`Runner::run`].
+    pub fn backward_weight(&self, runner: &mut Runner, batch: &DeviceBatch, adapters: &Adapters, kept: SavedGradients) -> Result<()> {
+        for OutputGradient { layer, projection: p, dout, x, xa } in kept.0 {
+            let missing = || Error::invalid(format!("layer {layer}, {}: the slice has no such adapter with gradients", p.name()));
+            let of_layer = self.layers.iter().find(|l| l.index == layer).ok_or_else(missing)?;
+            let m = adapters.get(layer, p).ok_or_else(missing)?;
+            let (da, db) = (m.da.clone().ok_or_else(missing)?, m.db.clone().ok_or_else(missing)?);
+            let op = LoraMatMulBackward::new(x, xa, m.a.clone(), m.b.clone(), dout, of_layer.weight(p), da, db, m.scale);
+            runner.run(op.live(batch.live.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Down through the layers. Gradients of adapters are computed on the way, or what they need is kept in `later`.
+    fn down(
+        &self,
+        runner: &mut Runner,
+        batch: &DeviceBatch,
+        adapters: &Adapters,
         mut saved: Saved,
         dh: &TensorArg,
+        mut later: Option<&mut SavedGradients>,
     ) -> Result<Option<TensorArg>> {
         if saved.layers.len() != self.layers.len() {
             return Err(Error::invalid(format!("activations of {} layers for a slice of {}", saved.layers.len(), self.layers.len())));
@@ -51,7 +113,9 @@ impl Slice {
                 saved_layer = LayerSaved::new(&saved.plan, layer.index, adapters.trained(layer.index));
                 self.pass(runner, batch, adapters, Copies::BASE).recompute(layer, input, &mut saved_layer)?;
             }
-            let mut back = Backward { runner: &mut *runner, slice: self, batch, adapters, plan: &saved.plan, layer, saved: saved_layer };
+            let later = later.as_deref_mut();
+            let mut back =
+                Backward { runner: &mut *runner, slice: self, batch, adapters, plan: &saved.plan, layer, saved: saved_layer, later };
             back.layer(&mut dh)?;
         }
         Ok(saved.plan.input_grad.then_some(dh.tensor))
@@ -73,6 +137,7 @@ struct Backward<'a> {
     plan: &'a Plan,
     layer: &'a Layer,
     saved: LayerSaved,
+    later: Option<&'a mut SavedGradients>,
 }
 
 impl Backward<'_> {
@@ -140,9 +205,17 @@ impl Backward<'_> {
             && let (Some(da), Some(db)) = (&m.da, &m.db)
         {
             let xa = self.saved.rank(p).ok_or_else(|| self.missing(p.name()))?;
-            let (a, b) = (m.a.clone(), m.b.clone());
-            let op = LoraMatMulBackward::new(self.kept(input)?, xa, a, b, dout.clone(), w, da.clone(), db.clone(), m.scale);
-            return self.runner.run(op.dx(dx).beta(beta).live(live));
+            let (x, a, b) = (self.kept(input)?, m.a.clone(), m.b.clone());
+            if let Some(later) = &mut self.later {
+                let (x, xa, dout) = (x.clone(), xa.clone(), dout.clone());
+                later.0.push(OutputGradient { layer: self.layer.index, projection: p, dout, x, xa });
+                if dx.is_none() {
+                    return Ok(());
+                }
+            }
+            let factors = self.later.is_none();
+            let op = LoraMatMulBackward::new(x, xa, a, b, dout.clone(), w, da.clone(), db.clone(), m.scale);
+            return self.runner.run(op.dx(dx).beta(beta).live(live).factors(factors));
         }
         let Some(dx) = dx else { return Ok(()) };
         self.runner.run(MatMul::new(dout.clone(), w, dx.clone(), Orientation::Nn).beta(beta).live(live.clone()))?;
@@ -157,7 +230,8 @@ impl Backward<'_> {
         let dx = if dh.owned { dh.tensor.clone() } else { self.temp(DType::F32, h.spec.cols)? };
         let op = RmsNormBackward::new(h, gamma.clone(), dn, dx.clone(), self.slice.config.rms_norm_eps);
         self.runner.run(op.dresidual(dh.tensor.clone()).live(self.batch.live.clone()))?;
-        *dh = Gradient { tensor: dx, owned: true };
+        // What is kept for later holds gradients of the stream as they were.
+        *dh = Gradient { tensor: dx, owned: self.later.is_none() };
         Ok(())
     }
 

@@ -141,6 +141,33 @@ fn split(device: DeviceRef, source: &MemoryModel, host: &HostAdapter) {
     }
 }
 
+/// The two parts of a backward pass, on whatever device and whether activations are recomputed, give the bits of the whole one.
+#[test]
+fn a_backward_pass_in_two_parts_is_the_whole_one() {
+    let source = tiny();
+    let config = source.config().clone();
+    let host = adapter(&config, &spec(2, Targets::ALL));
+    let batch = packed(&config, &[7, 5]);
+    for (device, spec) in devices().into_iter().flat_map(|d| {
+        let spec = SliceSpec::whole(&config).with_backward();
+        [(d.clone(), spec.clone()), (d, spec.with_recompute())]
+    }) {
+        let mut rig = Rig::new(device, &source, &spec, &host);
+        let batch = rig.batch(&batch);
+        rig.forward_backward(&batch);
+        let expected = rig.grads();
+        rig.adapters.zero_grad(&mut rig.runner).unwrap();
+        let (h, saved) = rig.slice.forward_saving(&mut rig.runner, &batch, &rig.adapters, Input::Tokens, false).unwrap();
+        let out = rig.slice.loss(&mut rig.runner, &batch, &h, Copies::BASE, true).unwrap();
+        let dh = rig.slice.loss_backward(&mut rig.runner, &batch, out.saved.unwrap()).unwrap();
+        let (dx, kept) = rig.slice.backward_input(&mut rig.runner, &batch, &rig.adapters, saved, &dh).unwrap();
+        assert!(dx.is_none());
+        assert!(rig.grads().iter().all(|(_, g)| g.iter().all(|g| *g == 0.0)), "weights come later");
+        rig.slice.backward_weight(&mut rig.runner, &batch, &rig.adapters, kept).unwrap();
+        assert!(rig.grads() == expected);
+    }
+}
+
 #[test]
 fn a_batch_without_labels_has_no_loss() {
     let source = tiny();

@@ -1,25 +1,31 @@
-//! Bounded channels between stages: one per link and lane, with the schedule's credits as capacity.
+//! Bounded channels between workers: one per pair of stages and lane, with the schedule's credits as capacity.
 
 use crate::ir::{Lane, Payload, Schedule};
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
 };
 use zofo_hal::{Error, ErrorKind, Result};
 
 /// What travels: live rows of every block, f32, one block after the other.
-pub(super) struct Message {
-    pub payload: Payload,
-    pub data: std::sync::Arc<Vec<f32>>,
+struct Message {
+    payload: Payload,
+    data: Arc<Vec<f32>>,
 }
 
-/// The ends of all links that one stage holds.
+/// From a stage to a stage.
+type Channel = (usize, usize, Lane);
+
+/// The ends of all links that one worker holds. What its own stages say to each other never gets here.
 #[derive(Default)]
 pub(super) struct Links {
-    outgoing: HashMap<(usize, Lane), SyncSender<Message>>,
-    incoming: HashMap<(usize, Lane), Receiver<Message>>,
+    outgoing: HashMap<Channel, SyncSender<Message>>,
+    incoming: HashMap<Channel, Receiver<Message>>,
     /// Messages read before they were wanted.
-    early: HashMap<(usize, Payload), std::sync::Arc<Vec<f32>>>,
+    early: HashMap<(usize, usize, Payload), Arc<Vec<f32>>>,
 }
 
 fn gone(stage: usize) -> Error {
@@ -27,17 +33,20 @@ fn gone(stage: usize) -> Error {
 }
 
 impl Links {
-    /// One set per stage.
+    /// One set per worker.
     pub fn connect(schedule: &Schedule) -> Vec<Links> {
-        let w = &schedule.workload;
-        let mut all: Vec<Links> = (0..w.stages()).map(|_| Links::default()).collect();
-        for from in 0..w.stages() {
-            for (to, payload) in schedule.actions(from).flat_map(|a| w.produces(from, &a)) {
-                let lane = payload.lane();
-                if let Entry::Vacant(sender) = all[from].outgoing.entry((to, lane)) {
+        let mut all: Vec<Links> = (0..schedule.workers()).map(|_| Links::default()).collect();
+        for (worker, list) in schedule.lists.iter().enumerate() {
+            for (from, (to, payload)) in
+                list.iter().flat_map(|s| schedule.workload.produces(s.stage(), &s.action).map(move |message| (s.stage(), message)))
+            {
+                let (reader, lane) = (schedule.placement[to], payload.lane());
+                if reader != worker
+                    && let Entry::Vacant(sender) = all[worker].outgoing.entry((from, to, lane))
+                {
                     let (tx, rx) = sync_channel(schedule.credits.lane(lane));
                     sender.insert(tx);
-                    all[to].incoming.insert((from, lane), rx);
+                    all[reader].incoming.insert((from, to, lane), rx);
                 }
             }
         }
@@ -48,9 +57,9 @@ impl Links {
     ///
     /// # Errors
     /// `Cancelled` where the other stage has stopped.
-    pub fn send(&self, to: usize, payload: Payload, data: std::sync::Arc<Vec<f32>>) -> Result<()> {
-        let tx =
-            self.outgoing.get(&(to, payload.lane())).ok_or_else(|| Error::invalid(format!("the schedule has no link to stage {to}")))?;
+    pub fn send(&self, from: usize, to: usize, payload: Payload, data: Arc<Vec<f32>>) -> Result<()> {
+        let tx = self.outgoing.get(&(from, to, payload.lane()));
+        let tx = tx.ok_or_else(|| Error::invalid(format!("the schedule has no link from stage {from} to stage {to}")))?;
         tx.send(Message { payload, data }).map_err(|_| gone(to))
     }
 
@@ -58,18 +67,18 @@ impl Links {
     ///
     /// # Errors
     /// `Cancelled` where the other stage has stopped.
-    pub fn receive(&mut self, from: usize, payload: Payload) -> Result<std::sync::Arc<Vec<f32>>> {
-        if let Some(data) = self.early.remove(&(from, payload)) {
+    pub fn receive(&mut self, from: usize, to: usize, payload: Payload) -> Result<Arc<Vec<f32>>> {
+        if let Some(data) = self.early.remove(&(from, to, payload)) {
             return Ok(data);
         }
-        let rx = (self.incoming.get(&(from, payload.lane())))
-            .ok_or_else(|| Error::invalid(format!("the schedule has no link from stage {from}")))?;
+        let rx = self.incoming.get(&(from, to, payload.lane()));
+        let rx = rx.ok_or_else(|| Error::invalid(format!("the schedule has no link from stage {from} to stage {to}")))?;
         loop {
             let message = rx.recv().map_err(|_| gone(from))?;
             if message.payload == payload {
                 return Ok(message.data);
             }
-            self.early.insert((from, message.payload), message.data);
+            self.early.insert((from, to, message.payload), message.data);
         }
     }
 }

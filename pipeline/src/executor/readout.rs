@@ -1,6 +1,6 @@
 //! From what stages measured to the coefficients of an update.
 
-use super::{ReadoutKey, keys};
+use super::protocol::ReportKind;
 use crate::{
     estimator::{EstimatorName, EstimatorSpec, Scope},
     ir::{Group, Role, Workload},
@@ -10,6 +10,14 @@ use zofo_hal::{
     Error, Result,
     perturb::{Direction, Domain},
 };
+
+/// Key of a readout: micro-batch, direction, side.
+type ReadoutKey = (u32, u32, bool);
+
+fn keys(group: &Group) -> impl Iterator<Item = ReadoutKey> + use<> {
+    let g = *group;
+    (g.q0..g.q0 + g.n).map(move |q| (g.m, q, g.minus))
+}
 
 /// Losses and dots of a step, as they come in.
 #[derive(Default)]
@@ -26,26 +34,21 @@ fn difference(copy: &[f32], base: &[f32]) -> f64 {
 }
 
 impl Readouts {
-    /// Losses of the base, one per labelled row.
-    pub fn base(&mut self, m: u32, rows: Vec<f32>) {
-        self.base.insert(m, rows);
-    }
-
-    /// Losses of a group's copies, one vector per copy.
-    pub fn losses(&mut self, group: Group, rows: Vec<Vec<f32>>) {
-        self.losses.extend(keys(&group).zip(rows));
-    }
-
-    /// Losses at the exit head: of its base, then of the copies.
-    pub fn exit_losses(&mut self, group: Group, rows: Vec<Vec<f32>>) {
-        if let Some((base, copies)) = rows.split_first() {
-            self.exit.extend(keys(&group).zip(copies.iter().map(|c| difference(c, base))));
+    /// Takes what a worker measured.
+    pub fn take(&mut self, kind: ReportKind) {
+        match kind {
+            // One per labelled row; of copies one vector per copy.
+            ReportKind::Losses { m, rows } => drop(self.base.insert(m, rows)),
+            ReportKind::CopyLosses { group, rows } => self.losses.extend(keys(&group).zip(rows)),
+            // Of the exit head's base, then of the copies.
+            ReportKind::ExitLosses { group, rows } => {
+                if let Some((base, copies)) = rows.split_first() {
+                    self.exit.extend(keys(&group).zip(copies.iter().map(|c| difference(c, base))));
+                }
+            }
+            ReportKind::Dots { group, values } => self.dots.extend(keys(&group).zip(values)),
+            _ => {}
         }
-    }
-
-    /// Dots of a group's copies with the gradient at the cut.
-    pub fn dots(&mut self, group: Group, values: Vec<f32>) {
-        self.dots.extend(keys(&group).zip(values));
     }
 
     /// Mean loss.

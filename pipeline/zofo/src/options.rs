@@ -7,9 +7,10 @@ use zofo_ops::{
     optim::Rule,
 };
 use zofo_pipeline::{
-    cluster::parse_compute,
+    cluster::{Cluster, parse_compute},
     estimator::{EstimatorName, EstimatorSpec, Scope},
     order::ScheduleName,
+    plan::PlanRequest,
     train::{Decay, OptimiserSpec, TrainSpec},
 };
 
@@ -216,6 +217,13 @@ impl TrainOptions {
         spec.two_sided = self.two_sided;
         spec.winsorise = self.winsorise;
         spec
+    }
+
+    /// What the work is to be divided by, over `cluster` and `layers` layers of a model.
+    pub fn plan_request<'a>(&self, cluster: &'a Cluster, layers: usize, estimator: &'a EstimatorSpec) -> PlanRequest<'a> {
+        let mut request = PlanRequest::new(cluster, layers, self.micro_batches, estimator);
+        (request.schedule, request.freeze_head) = (self.schedule, self.freeze_head);
+        request
     }
 
     /// The default type of activations.

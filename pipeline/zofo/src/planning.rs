@@ -82,14 +82,13 @@ pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned
 /// are virtual ones on the host's CPU.
 ///
 /// # Errors
-/// `InvalidArgument` where several devices share a stage, or one has several: training runs one stage per device.
+/// `InvalidArgument` where several devices share a stage, or one has several: a cluster file says how many layers each device has, one after the other.
 pub fn cluster(p: &Problem, outcome: &Outcome, known: Option<&Cluster>) -> Result<Cluster> {
     let mut devices = Vec::new();
     for stage in &outcome.layout.stages {
         let [member] = stage.members[..] else {
             return Err(Error::invalid(format!(
-                "layers {} to {} are shared by {} devices; training runs one stage per device. Plan with `1f1b-min-max` or `zb-h1`, or give each device \
-                 less memory than the whole model takes",
+                "layers {} to {} are shared by {} devices; training runs a stage on one device. Plan with `hdp`, `1f1b-min-max` or `zb-h1`",
                 stage.layers.start,
                 stage.layers.end,
                 stage.members.len()
@@ -102,6 +101,8 @@ pub fn cluster(p: &Problem, outcome: &Outcome, known: Option<&Cluster>) -> Resul
         devices.push(entry);
     }
     let cluster = Cluster::new(devices);
-    cluster.check().map_err(|e| e.context("several stages on one device; training runs one"))?;
+    cluster
+        .check()
+        .map_err(|e| e.context("a cluster file gives each device one stage; write the plan with --out, and train it with --plan"))?;
     Ok(cluster)
 }

@@ -23,7 +23,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use zofo_hal::{Error, ErrorKind, Result};
-use zofo_pipeline::{events::StepReport, journal::Entry, plan::Plan};
+use zofo_pipeline::{events::StepReport, ir::Step, journal::Entry, plan::Plan};
 
 use crate::{events::When, summary::Summary};
 
@@ -364,12 +364,20 @@ fn plan_json(plan: &Plan, model_layers: usize) -> Value {
             })
         })
         .collect();
+    let order = |list: &Vec<Step>| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let workers: Vec<Value> = plan
+        .workers()
+        .into_iter()
+        .zip(&plan.schedule.lists)
+        .map(|(device, list)| json!({"device": device, "order": order(list)}))
+        .collect();
     json!({
         "schedule": plan.name.name(),
         "layers": model_layers,
         "micro_batches": w.micro_batches,
         "directions": w.directions,
         "stages": stages,
+        "workers": workers,
     })
 }
 

@@ -27,6 +27,7 @@ use crate::{
     events::Listener,
     model::Model,
     options::TrainOptions,
+    planning::PlanFile,
     run_folder::{RunFolder, RunLock},
     summary::Summary,
     tokens::Encoder,
@@ -67,12 +68,14 @@ impl Out {
 }
 
 /// What `run.json` holds: enough to continue the run. What was given as values in memory is `None`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Record {
     model: Option<PathBuf>,
     data: Option<DataSpec>,
     eval_data: Option<DataSpec>,
     cluster: Cluster,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    plan: Option<PlanFile>,
     options: TrainOptions,
 }
 

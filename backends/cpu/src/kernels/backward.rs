@@ -148,6 +148,9 @@ pub(super) unsafe fn lora_matmul_backward(op: &LoraMatMulBackward<TensorArg>, cx
             let job = job(JobLeft::Rows(dout), Right::of(&op.w, true)?, rows, inputs, outputs, epilogue);
             Job { extension: Some(extension), ..job }.run(cx, &scratch.jobs[1]);
         }
+        if !op.factors {
+            return Ok(());
+        }
         let add = |out: Mat, alpha| Epilogue { alpha, beta: 1.0, ..Epilogue::new(out, all(out.rows)) };
         job(JobLeft::Columns(u, rows), Right::matrix(x, true), all(rank), inputs, rows.live, add(da, 1.0)).run(cx, &scratch.jobs[2]);
         // dB by its transpose: its few columns would leave most of a vector empty.

@@ -57,6 +57,9 @@ pub(super) fn lora_matmul_backward(op: &LoraMatMulBackward<TensorArg>, mem: &dyn
         }
         store(mem, dx, &sum, live)?;
     }
+    if !op.factors {
+        return Ok(());
+    }
     store(mem, &op.da, &da, Live::ALL)?;
     store(mem, &op.db, &db, Live::ALL)
 }

@@ -23,9 +23,9 @@ const MAX_BYTES: u64 = 1 << 20;
 /// What is asked of the program rather than of the run.
 const NO_SETTINGS: [&str; 6] = ["resume", "json", "config", "print_config", "help", "version"];
 /// Settings of the file's top.
-const TOP: [&str; 3] = ["model", "out", "cluster"];
+const TOP: [&str; 4] = ["model", "out", "cluster", "plan"];
 /// Settings that are paths, relative to the file.
-const PATHS: [&str; 6] = ["model", "out", "cluster", "data", "data_dir", "eval_data"];
+const PATHS: [&str; 7] = ["model", "out", "cluster", "plan", "data", "data_dir", "eval_data"];
 /// Where the library calls a setting otherwise than the command line does.
 const RENAMED: [(&str, &str); 3] = [("optimizer", "optimiser"), ("zo_optimizer", "zo_optimiser"), (INVERTED, "truncate")];
 /// The flag that says the opposite of its setting.
@@ -97,7 +97,11 @@ pub fn expand(args: &[OsString], train: &Command) -> Result<(Vec<OsString>, Opti
         _ => None,
     };
     let Some(file) = file else {
-        let arguments = if embedded_applies(args) { embedded() } else { Vec::new() };
+        let mut arguments = if embedded_applies(args) { embedded() } else { Vec::new() };
+        if option(args, "--plan").is_some() {
+            // A plan has directions of its own.
+            arguments.retain(|a| !a.to_string_lossy().starts_with("--directions="));
+        }
         let command = args.len().min(2);
         return Ok(([&args[..command], &arguments, &args[command..]].concat(), None));
     };

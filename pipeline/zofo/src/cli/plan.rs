@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use zofo::{
-    Error, Model, Result,
+    Error, Model, Result, TrainOptions,
     cluster::Cluster,
     costs::Costs,
     estimator::EstimatorName,
@@ -72,7 +72,7 @@ pub struct PlanArgs {
     /// Search for seconds instead of tens of milliseconds
     #[arg(long)]
     pub thorough: bool,
-    /// Write the plan, for `zofo simulate --plan`
+    /// Write the plan, for `zofo train --plan` and `zofo simulate --plan`
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Write the devices in the plan's order with their layers, for `zofo train --cluster`
@@ -166,8 +166,15 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
         console::line(format!("train with it: zofo train --cluster {}", console::quoted(&out.display().to_string())));
     }
     if let Some(out) = &args.out {
+        let name = console::quoted(&out.display().to_string());
         console::line(format!("plan: {}", out.display()));
-        console::line(format!("time it: zofo simulate --plan {}", console::quoted(&out.display().to_string())));
+        console::line(format!("time it: zofo simulate --plan {name}"));
+        let mut options = TrainOptions::default();
+        file.settle(&mut options);
+        console::print(&match file.plan(&file.cluster(), p.layers(), &options) {
+            Ok(_) => format!("train it: zofo train --plan {name}\n"),
+            Err(e) => wrapped(&format!("it cannot train: {}", e.message())),
+        });
     }
     Ok(())
 }

@@ -9,14 +9,17 @@ use std::{
 };
 
 use clap::ArgMatches;
-use zofo::{CancelToken, Error, Run, Trainer, TrainerBuilder, cluster::Cluster, data::Format, run_folder::RunFolder};
+use zofo::{
+    CancelToken, Error, Run, TrainOptions, Trainer, TrainerBuilder, cluster::Cluster, data::Format, planning::PlanFile,
+    run_folder::RunFolder,
+};
 
 use super::{
     Failure,
     args::given,
     cache, config, console,
     data_args::escaped,
-    interrupt,
+    interrupt, plan,
     progress::{Progress, by_class},
     train_args::{TRAIN_EXAMPLE, TrainArgs, train_command},
     usage,
@@ -35,7 +38,7 @@ pub fn run(args: TrainArgs, matches: &ArgMatches, devices: Option<Cluster>) -> R
                 console::print(&config::print(matches, &train_command(), cluster.as_ref()));
                 return Ok(());
             }
-            start(&args, cluster)?
+            start(&args, cluster, &given(matches))?
         }
     };
     let token = CancelToken::new();
@@ -66,14 +69,21 @@ fn cluster(args: &TrainArgs, devices: Option<Cluster>) -> Result<Option<Cluster>
     Ok(Some(Cluster::parse(&text).map_err(|e| Failure::Usage(config::malformed(path, &e)))?))
 }
 
-fn start(args: &TrainArgs, cluster: Option<Cluster>) -> Result<TrainerBuilder, Failure> {
+fn start(args: &TrainArgs, cluster: Option<Cluster>, given: &[String]) -> Result<TrainerBuilder, Failure> {
     let missing = |what: &str| {
         let neither = if cfg!(feature = "embedded") { "\nwith neither, the embedded model is trained on the embedded data" } else { "" };
         Failure::Usage(Error::invalid(format!("{what}; give both a model and data, for example\n  {TRAIN_EXAMPLE}{neither}")))
     };
     let model = args.model.as_ref().ok_or_else(|| missing("--model is missing"))?;
     let (data, belonging) = args.data.spec(args.seed).map_err(usage)?.ok_or_else(|| missing("--data is missing"))?;
-    let mut builder = Trainer::builder().model(cache::model(model)?).options(args.options());
+    let mut options = args.options();
+    let mut builder = Trainer::builder().model(cache::model(model)?);
+    if let Some(path) = &args.plan {
+        let plan = PlanFile::parse(&plan::text(path)?).map_err(|e| e.context(path.display()))?;
+        settle(&plan, &mut options, given);
+        builder = builder.plan(plan);
+    }
+    builder = builder.options(options);
     if let Some(eval) = args.eval_data.spec(&data, belonging).map_err(usage)? {
         builder = builder.eval_data(eval);
     }
@@ -85,6 +95,22 @@ fn start(args: &TrainArgs, cluster: Option<Cluster>) -> Result<TrainerBuilder, F
         Some(path) => builder.out(path),
         None => builder.out_numbered("runs"),
     })
+}
+
+/// Takes from a plan what the user has not said; what contradicts it is refused where the run is built.
+fn settle(plan: &PlanFile, options: &mut TrainOptions, given: &[String]) {
+    let asked = options.clone();
+    plan.settle(options);
+    let said = |name: &str| given.iter().any(|g| g == name);
+    if said("micro_batches") {
+        options.micro_batches = asked.micro_batches;
+    }
+    if said("estimator") {
+        options.estimator = asked.estimator;
+    }
+    if said("directions") {
+        (options.directions, options.freeze_head) = (asked.directions, asked.freeze_head);
+    }
 }
 
 fn resume(args: &TrainArgs, folder: &Path, given: &[String]) -> Result<TrainerBuilder, Failure> {

@@ -47,6 +47,10 @@ Examples:
     zofo train --config configs/agnews-smollm2.toml --steps 50
     zofo train --config mine.toml --print-config > complete.toml
 
+  Train what was planned; without --cluster on virtual devices over the CPU:
+    zofo plan --costs costs.json --out plan.json
+    zofo train --plan plan.json --cluster cluster.toml
+
   Devices of your own: write cluster.toml, in pipeline order, and add
   --cluster cluster.toml; or write the same into a configuration file
     [[device]]
@@ -96,7 +100,10 @@ pub struct TrainArgs {
     /// Cluster file [default: 2 forward-only and 2 backpropagating virtual devices over the CPU]
     #[arg(long, value_name = "C.toml", help_heading = "Pipeline")]
     pub cluster: Option<PathBuf>,
-    /// Order of work: single, gpipe, 1f1b, dapple, hybridop-head [default: by the cluster]
+    /// Train this plan, which `zofo plan --out` wrote, on the cluster's devices: its stages, placement and order
+    #[arg(long, value_name = "FILE", help_heading = "Pipeline")]
+    pub plan: Option<PathBuf>,
+    /// Order of work: single, gpipe, 1f1b, interleaved-1f1b, chimera, zb-h1, dapple, hybridop-head [default: by the cluster]
     #[arg(long, value_name = "NAME", value_parser = schedule, help_heading = "Pipeline")]
     pub schedule: Option<ScheduleName>,
     /// Threads of CPU devices [default: the physical cores]

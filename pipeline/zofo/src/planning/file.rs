@@ -1,13 +1,16 @@
 //! Plan files: a plan as JSON, complete enough to be simulated again.
 
 use super::Planned;
+use crate::options::TrainOptions;
 use serde::{Deserialize, Serialize};
 use zofo_hal::{Error, Result};
 use zofo_pipeline::{
+    cluster::{Cluster, DeviceEntry},
     costs::Costs,
     estimator::EstimatorName,
     ir::{Chain, Credits, Readout, Role, Schedule, Step},
     order::ScheduleName,
+    plan::Plan,
     planner::{Layout, Member, Method, Outcome, Problem, Split, StageLayout, verdict::Alternative},
 };
 
@@ -210,6 +213,30 @@ impl PlanFile {
         }
         let outcome = layout.run(&p, schedule, &timing, name)?;
         Ok((p, outcome))
+    }
+
+    /// The plan as one that trains by `options` on `cluster`, a model of `layers` layers.
+    ///
+    /// # Errors
+    /// As [`PlanFile::simulate`] and [`zofo_pipeline::plan::PlanRequest::adopt`].
+    pub fn plan(&self, cluster: &Cluster, layers: usize, options: &TrainOptions) -> Result<Plan> {
+        let (p, outcome) = self.simulate()?;
+        options.plan_request(cluster, layers, &options.estimator_spec()).adopt(&p, &outcome, self.estimator)
+    }
+
+    /// The settings of a run that the plan decides.
+    pub fn settle(&self, options: &mut TrainOptions) {
+        let has = |role: Role| self.stages.iter().any(|s| s.role == role.name());
+        options.micro_batches = self.costs.micro_batches;
+        options.freeze_head |= has(Role::Frozen);
+        if has(Role::ZerothOrder) {
+            (options.estimator, options.directions) = (self.estimator, self.directions);
+        }
+    }
+
+    /// The devices that it was made for, as virtual ones over the host's CPU.
+    pub fn cluster(&self) -> Cluster {
+        Cluster::new(self.costs.devices.iter().map(|d| DeviceEntry::virtual_cpu(d.name.clone(), d.kind)).collect())
     }
 
     fn layout(&self, p: &Problem) -> Result<Layout> {

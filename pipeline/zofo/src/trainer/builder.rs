@@ -8,7 +8,7 @@ use zofo_pipeline::{
     devices,
     estimator::{EstimatorName, Scope},
     order::ScheduleName,
-    plan::{Plan, PlanRequest},
+    plan::Plan,
 };
 
 use super::{Out, Record, Trainer, memory};
@@ -19,6 +19,7 @@ use crate::{
     events::{Event, Listener},
     model::Model,
     options::{OptimiserName, TrainOptions},
+    planning::PlanFile,
     run_folder::RunFolder,
     tokens,
 };
@@ -90,6 +91,7 @@ pub struct TrainerBuilder {
     data: Option<DataSource>,
     eval_data: Option<DataSource>,
     cluster: Option<Cluster>,
+    plan: Option<PlanFile>,
     options: TrainOptions,
     out: Option<PathBuf>,
     out_numbered: Option<PathBuf>,
@@ -131,6 +133,13 @@ impl TrainerBuilder {
     /// The devices; otherwise two forward-only and two backpropagating virtual devices over the CPU, fewer for a model of fewer layers.
     pub fn cluster(mut self, cluster: Cluster) -> Self {
         self.cluster = Some(cluster);
+        self
+    }
+
+    /// Trains a plan as it is, on its devices, which the cluster describes; without one they are virtual ones over the CPU. Settings that the plan is
+    /// not for are refused; [`PlanFile::settle`] makes them fit.
+    pub fn plan(mut self, plan: PlanFile) -> Self {
+        self.plan = Some(plan);
         self
     }
 
@@ -259,13 +268,15 @@ impl TrainerBuilder {
         };
         let max_length = tokens::max_length(model.config(), self.options.max_length)?;
         let layers = model.config().layers;
-        let mut cluster = self.cluster.take().unwrap_or_else(|| default_cluster(layers));
+        let default_cluster = || self.plan.as_ref().map_or_else(|| default_cluster(layers), PlanFile::cluster);
+        let mut cluster = self.cluster.take().unwrap_or_else(default_cluster);
         if let Some(threads) = self.options.threads {
             cluster.devices.iter_mut().filter(|d| d.backend.split(':').next() == Some("cpu")).for_each(|d| {
                 d.threads.get_or_insert(threads);
             });
         }
-        let plan = self.plan(&cluster, layers)?;
+        let plan = self.divide(&cluster, layers)?;
+        let cluster = cluster.only(&plan.workers())?;
         memory::check(&cluster, &plan, &**model.source(), self.options.compute()?)?;
         let Some(data) = self.data.take() else {
             return Err(Error::invalid("no training data are given; give a file in CSV or JSONL"));
@@ -275,6 +286,7 @@ impl TrainerBuilder {
             data: data.spec().map(absolute),
             eval_data: self.eval_data.as_ref().and_then(DataSource::spec).map(absolute),
             cluster: cluster.clone(),
+            plan: self.plan.clone(),
             options: self.options.clone(),
         };
         let (train, eval) = self.load(data)?;
@@ -317,6 +329,7 @@ impl TrainerBuilder {
             self.eval_data = self.eval_data.take().or(record.eval_data.map(DataSource::File));
         }
         self.cluster = Some(record.cluster);
+        self.plan = record.plan;
         self.options = record.options;
         if let Some(steps) = self.extend_to {
             self.options.steps = steps;
@@ -336,12 +349,11 @@ impl TrainerBuilder {
         Ok(())
     }
 
-    fn plan(&self, cluster: &Cluster, layers: usize) -> Result<Plan> {
-        let estimator = self.options.estimator_spec();
-        let mut request = PlanRequest::new(cluster, layers, self.options.micro_batches, &estimator);
-        request.schedule = self.options.schedule;
-        request.freeze_head = self.options.freeze_head;
-        request.plan()
+    fn divide(&self, cluster: &Cluster, layers: usize) -> Result<Plan> {
+        match &self.plan {
+            Some(file) => file.plan(cluster, layers, &self.options),
+            None => self.options.plan_request(cluster, layers, &self.options.estimator_spec()).plan(),
+        }
     }
 
     /// Training and evaluation data.

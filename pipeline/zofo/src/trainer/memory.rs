@@ -4,15 +4,17 @@ use zofo_hal::{DType, Error, Result};
 use zofo_ops::llama::{ParamName, SliceSpec, WeightSource};
 use zofo_pipeline::{cluster::Cluster, plan::Plan};
 
-/// Compares each device's stated memory with the base weights of its stage, which are the least that it must hold.
+/// Compares each device's stated memory with the base weights of its stages, which are the least that it must hold.
 ///
 /// # Errors
 /// `InvalidArgument` naming the device, with both sizes.
 pub(super) fn check(cluster: &Cluster, plan: &Plan, source: &dyn WeightSource, default_compute: DType) -> Result<()> {
     let config = source.config();
-    for (entry, stage) in cluster.devices.iter().zip(&plan.stages) {
+    for entry in &cluster.devices {
         let Some(memory) = entry.memory else { continue };
-        let mut names: Vec<ParamName> = SliceSpec::new(config, stage.layers.clone()).weights(config).into_iter().map(|(n, _)| n).collect();
+        let stages: Vec<_> = plan.stages.iter().filter(|s| s.device == entry.name).map(|s| s.layers.clone()).collect();
+        let weights = stages.iter().flat_map(|layers| SliceSpec::new(config, layers.clone()).weights(config));
+        let mut names: Vec<ParamName> = weights.map(|(n, _)| n).collect();
         names.sort_unstable();
         names.dedup();
         let compute = entry.compute.unwrap_or(default_compute);
@@ -26,7 +28,7 @@ pub(super) fn check(cluster: &Cluster, plan: &Plan, source: &dyn WeightSource, d
             return Err(Error::invalid(format!(
                 "device `{}` has {memory} bytes of memory, but the weights of its layers {:?} take {needed}; give it fewer layers (`layers = ...`), add a \
                  device, or compute in 16 bits",
-                entry.name, stage.layers
+                entry.name, stages
             )));
         }
     }

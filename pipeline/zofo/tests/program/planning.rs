@@ -83,6 +83,72 @@ fn a_plan_is_written_and_simulated_again() {
     place.run(&["plan", "--costs", "costs.json", "--out", "costs.json"]).refused(2, &[]);
 }
 
+/// Two boards that backpropagate, the layers of the model of these tests.
+const PAIR: &str = r#"{"layers": [{"work": 1.0}, {"work": 1.0}, {"work": 1.0}, {"work": 1.0}],
+ "devices": [{"name": "left", "kind": "bp", "speed": 1.0}, {"name": "right", "kind": "bp", "speed": 1.0}], "micro_batches": 2}"#;
+
+const PAIR_CLUSTER: &str = "[[device]]\nname = \"left\"\nkind = \"bp\"\n[[device]]\nname = \"right\"\nkind = \"bp\"\n";
+
+#[test]
+fn a_plan_is_trained_as_it_is() {
+    let place = Place::new();
+    place.write("costs.json", PAIR);
+    place.write("pair.toml", PAIR_CLUSTER);
+    let train = |args: &[&str]| place.train(&[&["--eval-samples", "0"], args].concat());
+    let adapter = |run: &str| std::fs::read(place.path(run).join("adapter/adapter_model.safetensors")).unwrap();
+    train(&["--cluster", "pair.toml", "--schedule", "gpipe", "--steps", "4", "--out", "line"]).ok();
+    for planner in ["interleaved-1f1b", "zb-h1", "chimera", "hdp"] {
+        let (file, half) = (format!("{planner}.json"), format!("{planner}-half"));
+        let planned = place.run(&["plan", "--costs", "costs.json", "--planner", planner, "--out", &file]).ok();
+        assert!(planned.out.contains(&format!("train it: zofo train --plan {file}")), "{}", planned.out);
+        train(&["--plan", &file, "--cluster", "pair.toml", "--steps", "4", "--out", planner]).ok();
+        let run = place.json(&format!("{planner}/plan.json"));
+        assert_eq!(run["workers"][0]["order"], place.json(&file)["order"][0], "{planner}");
+        // The same layers and micro-batches give the same bits in any order; pipelines side by side add them up in another one.
+        if ["interleaved-1f1b", "zb-h1"].contains(&planner) {
+            assert_eq!(adapter(planner), adapter("line"), "{planner}");
+        }
+        // A run goes on by the plan that it was started with.
+        train(&["--plan", &file, "--steps", "2", "--out", &half]).ok();
+        std::fs::remove_file(place.path(&file)).unwrap();
+        place.run(&["train", "--resume", &half, "--steps", "4"]).ok();
+        assert_eq!(adapter(&half), adapter(planner), "{planner}");
+    }
+}
+
+#[test]
+fn a_plan_for_something_else_is_not_trained() {
+    let place = Place::new();
+    let plan = |costs: &str, planner: &str| {
+        place.write("costs.json", costs);
+        place.run(&["plan", "--costs", "costs.json", "--planner", planner, "--out", "plan.json"]).ok()
+    };
+    let refused = |args: &[&str], parts: &[&str]| place.train(&[&["--plan", "plan.json"], args].concat()).refused(2, parts);
+    plan(PAIR, "1f1b");
+    place.write("other.toml", PAIR_CLUSTER.replace("left", "middle"));
+    place.write("free.toml", PAIR_CLUSTER.replacen("\"bp\"", "\"bp-free\"", 1));
+    refused(&["--micro-batches", "3"], &["micro-batches", "2 in the plan", "3 in this run"]);
+    refused(&["--cluster", "other.toml"], &["`left`", "middle, right"]);
+    refused(&["--cluster", "free.toml"], &["`left`", "bp-free"]);
+    refused(&["--schedule", "gpipe"], &["schedule", "1f1b in the plan"]);
+    place.write("given.toml", PAIR_CLUSTER.replacen("\n[[", "\nlayers = 1\n[[", 1) + "layers = 3\n");
+    refused(&["--cluster", "given.toml"], &["`left`", "1 layers by the cluster and 2 by the plan"]);
+    plan(&PAIR.replacen("{\"work\": 1.0}, ", "", 1), "1f1b");
+    refused(&[], &["layers of the model", "3 in the plan", "4 in this run"]);
+    let tensor = plan(PAIR, "xronos");
+    assert!(tensor.out.contains("it cannot train") && !tensor.out.contains("train it:"), "{}", tensor.out);
+    refused(&[], &["stage 0", "shared by left, right", "hdp"]);
+    // Zeroth-order stages learn as was planned.
+    plan(&TOY.replace("\"micro_batches\": 4", "\"micro_batches\": 2").replace("loss-difference", "cut-tangent"), "hybridop");
+    refused(&["--estimator", "guided", "--targets", "o"], &["estimator", "cut-tangent in the plan", "guided"]);
+    refused(&["--directions", "4"], &["directions", "1 in the plan", "4 in this run"]);
+    refused(&["--directions", "1", "--freeze-head"], &["trains the stages"]);
+    place.train(&["--plan", "plan.json", "--directions", "1", "--steps", "1", "--eval-samples", "0"]).ok();
+    plan(&TOY.replace("\"micro_batches\": 4", "\"micro_batches\": 2").replace("\"directions\": 1", "\"directions\": 0"), "hybridop");
+    refused(&[], &["untrained", "2 directions"]);
+    place.train(&["--plan", "plan.json", "--directions", "0", "--steps", "1", "--eval-samples", "0"]).ok();
+}
+
 #[test]
 fn all_planners_side_by_side() {
     let place = place();

@@ -24,8 +24,8 @@ pub(super) fn tests(t: &mut Tests) {
             t.cases(format!("lora_matmul_backward/{}x{w}/weight", types.name), move |rng| {
                 let k = 20usize.next_multiple_of(w.block().0);
                 vec![
-                    lora(rng, *types, w, Blocks::one(5), [k, 4, 11], Some(0.0)),
-                    lora(rng, *types, w, Blocks::one(2), [2 * k, 3, 37], Some(1.0)),
+                    lora(rng, *types, w, Blocks::one(5), [k, 4, 11], Some(0.0), true),
+                    lora(rng, *types, w, Blocks::one(2), [2 * k, 3, 37], Some(1.0), true),
                 ]
             });
         }
@@ -107,15 +107,16 @@ fn loras(rng: &mut Rng, types: Types) -> Vec<Case> {
     let mut cases = Vec::new();
     for blocks in blocks() {
         for (sizes, beta) in [([37, 4, 18], None), ([20, 1, 5], Some(0.0)), ([9, 3, 1], Some(-0.75))] {
-            cases.push(lora(rng, types, types.x, blocks, sizes, beta));
+            cases.push(lora(rng, types, types.x, blocks, sizes, beta, true));
         }
     }
-    cases.push(lora(rng, types, types.x, Blocks::one(33), [130, 8, 65], Some(1.0)));
+    cases.push(lora(rng, types, types.x, Blocks::one(33), [130, 8, 65], Some(1.0), true));
+    cases.push(lora(rng, types, types.x, Blocks::one(17), [20, 4, 18], Some(1.0), false));
     cases
 }
 
 /// `beta` is that of `dx`; without it there is no `dx`.
-fn lora(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, [k, r, n]: [usize; 3], beta: Option<f32>) -> Case {
+fn lora(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, [k, r, n]: [usize; 3], beta: Option<f32>, factors: bool) -> Case {
     let rows = blocks.rows;
     let x = HostTensor::random(rng, types.x, rows, k, 1.0);
     let xa = HostTensor::random(rng, types.x, rows, r, 1.0);
@@ -151,21 +152,28 @@ fn lora(rng: &mut Rng, types: Types, weight: DType, blocks: Blocks, [k, r, n]: [
     });
     let all = |rows: usize, cols: usize, f: &dyn Fn(usize, usize) -> Est| Blocks::one(rows).expect(cols, f);
     let eda = all(r, k, &|j, i| {
+        if !factors {
+            return dam.at(j, i);
+        }
         let mut sum = dot(live.len(), |t| u[live[t]][j], |t| xm.part(live[t], i));
         sum.add(dam.at(j, i));
         sum.done()
     });
     let edb = all(n, r, &|o, j| {
+        if !factors {
+            return dbm.at(o, j);
+        }
         let mut sum = zero();
         sum.add_scaled(dot(live.len(), |t| dm.at(live[t], o), |t| xam.part(live[t], j)), scale.into());
         sum.add(dbm.at(o, j));
         sum.done()
     });
-    let case = Case::new(format!("in {k}, rank {r}, out {n}, {}, beta {beta:?}", blocks.describe()), move |v| {
+    let case = Case::new(format!("in {k}, rank {r}, out {n}, {}, beta {beta:?}, factors {factors}", blocks.describe()), move |v| {
         LoraMatMulBackward::new(v.t("x"), v.t("xa"), v.t("a"), v.t("b"), v.t("dout"), v.m("w"), v.t("da"), v.t("db"), scale)
             .live(v.opt("live"))
             .dx(v.opt("dx"))
             .beta(beta.unwrap_or(0.0))
+            .factors(factors)
     })
     .read("x", blocks.poisoned(x))
     .read("xa", blocks.poisoned(xa))
