@@ -12,14 +12,11 @@ pub use trace::trace;
 
 use std::time::Instant;
 
-use zofo_hal::{Error, Result};
-use zofo_pipeline::{
-    cluster::{Cluster, DeviceEntry},
-    planner::{
-        Outcome, PlannerName, Problem, Proposal,
-        auto::{self, Effort, Found},
-        verdict::{Alternative, left_out, verdict},
-    },
+use zofo_hal::Result;
+use zofo_pipeline::planner::{
+    PlannerName, Problem, Proposal,
+    auto::{self, Effort, Found},
+    verdict::{Alternative, left_out, verdict},
 };
 
 /// A plan with what is to be said about it.
@@ -76,33 +73,4 @@ pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned
     let seconds = begin.elapsed().as_secs_f64();
     let lower_bound = auto::least(p, &method).min(proposal.outcome.makespan());
     Ok(Planned { planner, proposal, lower_bound, proven_optimal: false, seconds, verdict: Vec::new() })
-}
-
-/// The devices of a plan in its order with their layers, as a cluster to train on; entries of `known` keep what they say beside that, other devices
-/// are virtual ones on the host's CPU.
-///
-/// # Errors
-/// `InvalidArgument` where several devices share a stage, or one has several: a cluster file says how many layers each device has, one after the other.
-pub fn cluster(p: &Problem, outcome: &Outcome, known: Option<&Cluster>) -> Result<Cluster> {
-    let mut devices = Vec::new();
-    for stage in &outcome.layout.stages {
-        let [member] = stage.members[..] else {
-            return Err(Error::invalid(format!(
-                "layers {} to {} are shared by {} devices; training runs a stage on one device. Plan with `hdp`, `1f1b-min-max` or `zb-h1`",
-                stage.layers.start,
-                stage.layers.end,
-                stage.members.len()
-            )));
-        };
-        let device = p.device(member.device);
-        let entry = known.and_then(|c| c.devices.iter().find(|d| d.name == device.name)).cloned();
-        let mut entry = entry.unwrap_or_else(|| DeviceEntry::virtual_cpu(device.name.clone(), device.kind));
-        entry.layers = Some(stage.layers.len());
-        devices.push(entry);
-    }
-    let cluster = Cluster::new(devices);
-    cluster
-        .check()
-        .map_err(|e| e.context("a cluster file gives each device one stage; write the plan with --out, and train it with --plan"))?;
-    Ok(cluster)
 }

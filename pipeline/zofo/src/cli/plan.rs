@@ -18,7 +18,7 @@ pub const EXAMPLES: &str = "Examples:
   zofo plan --costs costs.json
   zofo plan --costs costs.json --planner asteroid --json
   zofo plan --costs costs.json --out plan.json
-  zofo plan --model smollm2-135m --cluster boards.toml --cluster-out mine.toml
+  zofo plan --model smollm2-135m --cluster boards.toml --trainable --out plan.json
 
 costs.json has what a step costs:
   {\"layers\": [{\"work\": 1.0}, {\"work\": 1.0}],
@@ -72,19 +72,16 @@ pub struct PlanArgs {
     /// Search for seconds instead of tens of milliseconds
     #[arg(long)]
     pub thorough: bool,
+    /// Only plans that `zofo train --plan` can run: no stage is shared by devices
+    #[arg(long)]
+    pub trainable: bool,
     /// Write the plan, for `zofo train --plan` and `zofo simulate --plan`
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Write the devices in the plan's order with their layers, for `zofo train --cluster`
-    #[arg(long, value_name = "FILE")]
-    pub cluster_out: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
-
-/// How a cluster file that this command wrote begins.
-const CLUSTER: &str = "# Devices in the order of a plan, with their layers.";
 
 /// Largest file of costs or a plan that is read.
 const LARGEST: u64 = 1 << 28;
@@ -137,14 +134,20 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
     if let Some(out) = &args.out {
         output::replaceable(out, "{\"planner\":", "a plan")?;
     }
-    if let Some(out) = &args.cluster_out {
-        output::replaceable(out, CLUSTER, "a cluster file")?;
-    }
     let p = args.from.problem()?;
     let planner = if args.as_printed { PlannerName::HybridopAsPrinted } else { args.planner };
-    let effort = if args.thorough { Effort::thorough() } else { Effort::default() };
+    let mut effort = if args.thorough { Effort::thorough() } else { Effort::default() };
+    effort.shared_stages = !args.trainable;
     let planned = planning::plan(&p, planner, effort).map_err(usage)?;
     let mut file = PlanFile::new(&p, &planned);
+    let trains = {
+        let mut options = TrainOptions::default();
+        file.settle(&mut options);
+        file.plan(&file.cluster(), p.layers(), &options).map(drop)
+    };
+    if args.trainable {
+        trains.clone().map_err(usage)?;
+    }
     if p.costs().partition.is_some() {
         file.notes.push("the partition of the costs is for `zofo simulate`; a planner makes its own".into());
     }
@@ -152,27 +155,17 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
         let text = serde_json::to_string(&file).map_err(|e| Error::format(e.to_string()))?;
         std::fs::write(out, text + "\n").map_err(|e| Error::io(out, e))?;
     }
-    if let Some(out) = &args.cluster_out {
-        let known = args.from.cluster.as_deref().map(|path| Cluster::parse(&text(path)?)).transpose()?;
-        let cluster = planning::cluster(&p, &planned.proposal.outcome, known.as_ref()).map_err(usage)?;
-        std::fs::write(out, format!("{CLUSTER}\n\n{}", cluster.to_toml())).map_err(|e| Error::io(out, e))?;
-    }
     if args.json {
         console::json(&file);
         return Ok(());
     }
     console::print(&table(&planned, &file));
-    if let Some(out) = &args.cluster_out {
-        console::line(format!("train with it: zofo train --cluster {}", console::quoted(&out.display().to_string())));
-    }
     if let Some(out) = &args.out {
         let name = console::quoted(&out.display().to_string());
         console::line(format!("plan: {}", out.display()));
         console::line(format!("time it: zofo simulate --plan {name}"));
-        let mut options = TrainOptions::default();
-        file.settle(&mut options);
-        console::print(&match file.plan(&file.cluster(), p.layers(), &options) {
-            Ok(_) => format!("train it: zofo train --plan {name}\n"),
+        console::print(&match trains {
+            Ok(()) => format!("train it: zofo train --plan {name}\n"),
             Err(e) => wrapped(&format!("it cannot train: {}", e.message())),
         });
     }

@@ -61,13 +61,12 @@ fn a_plan_is_written_and_simulated_again() {
         let again = place.run(&["simulate", "--plan", &out, "--json"]).ok();
         assert_eq!(json(&again.out)["makespan_s"], plan["predicted_makespan_s"], "{planner}");
     }
-    // From a plan to training: the order of the devices and their layers.
-    let run = place.run(&["plan", "--costs", "costs.json", "--planner", "hybridop", "--cluster-out", "mine.toml"]).ok();
-    assert!(run.out.contains("zofo train --cluster mine.toml"), "{}", run.out);
-    let cluster = zofo::cluster::Cluster::parse(&std::fs::read_to_string(place.path("mine.toml")).unwrap()).unwrap();
-    assert_eq!(cluster.split(4).unwrap(), [1, 1, 1, 1]);
-    assert_eq!(cluster.devices[0].name, "npu0");
-    place.run(&["plan", "--costs", "costs.json", "--planner", "chimera", "--cluster-out", "mine.toml"]).refused(2, &["one"]);
+    // The best plan of all shares stages; asked for one that can train, the planner finds another.
+    let run = place.run(&["plan", "--costs", "costs.json", "--out", "auto.json"]).ok();
+    assert!(run.out.contains("it cannot train"), "{}", run.out);
+    place.run(&["plan", "--costs", "costs.json", "--planner", "dapple", "--trainable"]).refused(2, &["shared by"]);
+    let run = place.run(&["plan", "--costs", "costs.json", "--trainable", "--out", "trainable.json"]).ok();
+    assert!(run.out.contains("zofo train --plan trainable.json"), "{}", run.out);
     let auto = place.run(&["plan", "--costs", "costs.json"]).ok();
     assert!(auto.out.contains("what each board brings") && auto.out.contains("without npu0"), "{}", auto.out);
     assert!(auto.out.lines().all(|l| l.chars().count() <= 80), "{}", auto.out);
