@@ -172,6 +172,11 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
         if groups.is_empty() {
             return;
         }
+        // No sharing takes less than all groups at their paces.
+        let rate: f64 = groups.iter().map(|g| 1.0 / g.pace).sum();
+        if !ranked.takes(f64::from(p.micro_batches()) / rate) {
+            return;
+        }
         let weights = shares::inverse(&groups.iter().map(|g| g.pace).collect::<Vec<_>>());
         let counts = shares::whole(p.micro_batches(), &weights);
         let shared: Shared = groups.into_iter().zip(counts).filter(|(_, n)| *n > 0).collect();
