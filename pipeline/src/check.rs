@@ -193,7 +193,10 @@ fn run(schedule: &Schedule) -> Result<Peaks> {
     }
     if let Some(worker) = (0..workers).find(|i| next[*i] < schedule.lists[*i].len() || !pending[*i].is_empty()) {
         let what = match pending[worker].front() {
-            Some((from, to, p)) => format!("stage {from} cannot send {p:?} to stage {to}: its channel is full"),
+            Some((from, to, p)) => {
+                format!("stage {from} waits for ever to send {:?} to stage {to}: the credits of their link are used up", p.lane())
+                    .to_lowercase()
+            }
             None => {
                 let step = schedule.lists[worker][next[worker]];
                 format!("stage {} waits for ever at {}", step.stage, step.action)

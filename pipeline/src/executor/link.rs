@@ -36,15 +36,21 @@ impl Links {
     /// One set per worker.
     pub fn connect(schedule: &Schedule) -> Vec<Links> {
         let mut all: Vec<Links> = (0..schedule.workers()).map(|_| Links::default()).collect();
+        let workload = &schedule.workload;
+        // Credits may be without limit; room for more than ever comes would be taken all the same.
+        let mut messages: HashMap<(usize, usize, Lane), usize> = HashMap::new();
+        for s in schedule.lists.iter().flatten() {
+            workload.produces(s.stage(), &s.action).for_each(|(to, p)| *messages.entry((s.stage(), to, p.lane())).or_default() += 1);
+        }
         for (worker, list) in schedule.lists.iter().enumerate() {
             for (from, (to, payload)) in
-                list.iter().flat_map(|s| schedule.workload.produces(s.stage(), &s.action).map(move |message| (s.stage(), message)))
+                list.iter().flat_map(|s| workload.produces(s.stage(), &s.action).map(move |message| (s.stage(), message)))
             {
                 let (reader, lane) = (schedule.placement[to], payload.lane());
                 if reader != worker
                     && let Entry::Vacant(sender) = all[worker].outgoing.entry((from, to, lane))
                 {
-                    let (tx, rx) = sync_channel(schedule.credits.lane(lane));
+                    let (tx, rx) = sync_channel(schedule.credits.lane(lane).min(messages[&(from, to, lane)]));
                     sender.insert(tx);
                     all[reader].incoming.insert((from, to, lane), rx);
                 }

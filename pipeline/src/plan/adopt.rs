@@ -63,8 +63,12 @@ impl PlanRequest<'_> {
         differs("directions", w.directions, e.directions)?;
         differs("exit directions", w.exit_directions, e.exit_directions)?;
         if e.two_sided != w.two_sided || self.freeze_head {
-            let what = if self.freeze_head { "trains the stages in front of the cut" } else { "takes each direction to one side" };
-            return Err(Error::invalid(format!("the plan {what}, the run is asked not to; plan anew, or leave that out")));
+            return Err(Error::invalid(match self.freeze_head {
+                true => {
+                    "the plan trains the stages in front of the cut, and the run is to leave them frozen; plan with 0 directions, or train them"
+                }
+                false => "the plan takes each direction to one side, and the run is to take both (two-sided); train it without",
+            }));
         }
         Ok(())
     }
@@ -86,8 +90,8 @@ impl PlanRequest<'_> {
         })?;
         if stage.role == Role::FirstOrder && entry.kind == Kind::BpFree {
             return Err(Error::invalid(format!(
-                "stage {index} of the plan backpropagates on `{name}`, which is bp-free in the cluster; plan without an fo_speed for it, or with \
-                 `hybridop` or `auto`"
+                "stage {index} of the plan backpropagates on `{name}`, which only runs forward (bp-free); plan with --trainable, or without an \
+                 fo_speed for it"
             )));
         }
         Ok(entry)

@@ -495,7 +495,7 @@ impl<'a> Engine<'a> {
         }
         if let Some(w) = self.state.workers.iter().find(|w| !w.pending.is_empty()) {
             let (to, p, _) = w.pending[0];
-            return Err(stuck(to, &format!("takes no more {p:?}: its channel is full, and nobody reads it")));
+            return Err(stuck(to, &format!("takes no more {p:?}: the credits of the link to it are used up, and nobody reads it")));
         }
         order.finished(&self.state)?;
         let workers = self.state.workers.into_iter().map(|w| w.report).collect();

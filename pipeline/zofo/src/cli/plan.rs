@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use zofo::{
     Error, Model, Result, TrainOptions,
-    cluster::Cluster,
+    cluster::{Cluster, Kind},
     costs::Costs,
     estimator::EstimatorName,
     planner::{Outcome, PlannerName, Problem, auto::Effort},
@@ -72,7 +72,7 @@ pub struct PlanArgs {
     /// Search for seconds instead of tens of milliseconds
     #[arg(long)]
     pub thorough: bool,
-    /// Only plans that `zofo train --plan` can run: no stage is shared by devices
+    /// Only plans that `zofo train --plan` can run: no stage is shared by devices, and bp-free ones only run forward
     #[arg(long)]
     pub trainable: bool,
     /// Write the plan, for `zofo train --plan` and `zofo simulate --plan`
@@ -105,8 +105,8 @@ pub fn text(path: &Path) -> Result<String> {
 }
 
 impl CostArgs {
-    /// The costs with what the command line says on top.
-    pub fn problem(&self) -> std::result::Result<Problem, Failure> {
+    /// The costs with what the command line says on top. To train, bp-free devices only run forward, whatever backpropagation on them would cost.
+    pub fn problem(&self, trainable: bool) -> std::result::Result<Problem, Failure> {
         let mut costs = match (&self.costs, &self.model, &self.cluster) {
             (Some(path), _, _) => {
                 let name = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
@@ -124,7 +124,13 @@ impl CostArgs {
         costs.directions = self.directions.or(costs.directions);
         costs.estimator = self.estimator.or(costs.estimator);
         if costs.estimator == Some(EstimatorName::EarlyExit) && costs.exit_directions == 0 {
-            costs.exit_directions = costs.directions.unwrap_or(1);
+            let missing = || {
+                usage(Error::invalid("early-exit needs a number of directions, which the exit head takes as many of: give --directions"))
+            };
+            costs.exit_directions = costs.directions.ok_or_else(missing)?;
+        }
+        if trainable {
+            costs.devices.iter_mut().filter(|d| d.kind == Kind::BpFree).for_each(|d| d.fo_speed = None);
         }
         Problem::new(costs).map_err(usage)
     }
@@ -134,7 +140,7 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
     if let Some(out) = &args.out {
         output::replaceable(out, "{\"planner\":", "a plan")?;
     }
-    let p = args.from.problem()?;
+    let p = args.from.problem(args.trainable)?;
     let planner = if args.as_printed { PlannerName::HybridopAsPrinted } else { args.planner };
     let mut effort = if args.thorough { Effort::thorough() } else { Effort::default() };
     effort.shared_stages = !args.trainable;

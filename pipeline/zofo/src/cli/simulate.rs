@@ -69,7 +69,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), Failure> {
             file.simulate().map_err(|e| e.context(path.display()))?
         }
         (None, Some(name)) => {
-            let p = args.from.problem()?;
+            let p = args.from.problem(false)?;
             let (method, _) = auto::asked(&p);
             let outcome = given::simulate(&p, &method, name).map_err(usage)?;
             (p, outcome)
@@ -108,7 +108,7 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
         true => PlannerName::all().collect(),
         false => names.into_iter().map(|n| PlannerName::parse(n).map_err(usage)).collect::<Result<_, _>>()?,
     };
-    let p = args.from.problem()?;
+    let p = args.from.problem(false)?;
     let (method, _) = auto::asked(&p);
     let mut rows = Vec::new();
     for planner in planners {

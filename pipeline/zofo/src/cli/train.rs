@@ -34,6 +34,11 @@ pub fn run(args: TrainArgs, matches: &ArgMatches, devices: Option<Cluster>) -> R
         Some(folder) => resume(&args, folder, &given(matches))?,
         None => {
             let cluster = cluster(&args, devices)?;
+            if args.print_config && args.plan.is_some() {
+                return Err(Failure::Usage(Error::invalid(
+                    "--print-config prints the settings of a run without a plan, which decides some of them; leave out one of the two",
+                )));
+            }
             if args.print_config {
                 console::print(&config::print(matches, &train_command(), cluster.as_ref()));
                 return Ok(());
@@ -79,7 +84,9 @@ fn start(args: &TrainArgs, cluster: Option<Cluster>, given: &[String]) -> Result
     let mut options = args.options();
     let mut builder = Trainer::builder().model(cache::model(model)?);
     if let Some(path) = &args.plan {
-        let plan = PlanFile::parse(&plan::text(path)?).map_err(|e| e.context(path.display()))?;
+        let wrong = |e: Error| Failure::Usage(e.context(path.display()));
+        let plan = PlanFile::parse(&plan::text(path)?).map_err(wrong)?;
+        plan.simulate().map_err(wrong)?;
         settle(&plan, &mut options, given);
         builder = builder.plan(plan);
     }
@@ -140,6 +147,13 @@ fn nothing_left(args: &TrainArgs, folder: &Path, trainer: &Trainer) -> Result<bo
     }
     if args.json {
         console::json(&summary);
+    }
+    if trainer.options().decay {
+        console::note(format!(
+            "this run has done all of its {}, nothing is left to do; its learning rate has fallen to 0 (--decay), so more of them are another run",
+            console::count(summary.steps, "step")
+        ));
+        return Ok(true);
     }
     console::note(format!(
         "this run has done all of its {}, nothing is left to do; for more of them raise --steps, for example\n  zofo train --resume {} --steps {}",

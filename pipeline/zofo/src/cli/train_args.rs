@@ -48,7 +48,7 @@ Examples:
     zofo train --config mine.toml --print-config > complete.toml
 
   Train what was planned; without --cluster on virtual devices over the CPU:
-    zofo plan --costs costs.json --out plan.json
+    zofo plan --costs costs.json --trainable --out plan.json
     zofo train --plan plan.json --cluster cluster.toml
 
   Devices of your own: write cluster.toml, in pipeline order, and add

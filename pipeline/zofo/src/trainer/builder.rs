@@ -248,8 +248,9 @@ impl TrainerBuilder {
                 let folder = RunFolder::open(path)?;
                 let lock = folder.lock()?;
                 let record: Record = RunFolder::read_record(path)?;
+                let steps = record.options.steps;
                 self.take_up(record);
-                self.check_extension(&folder)?;
+                self.check_extension(&folder, steps)?;
                 Some((folder, lock))
             }
             None => None,
@@ -336,8 +337,15 @@ impl TrainerBuilder {
         }
     }
 
-    /// Refuses fewer steps than are done.
-    fn check_extension(&self, folder: &RunFolder) -> Result<()> {
+    /// Refuses fewer steps than are done, and others than the `planned` ones where the learning rate falls to 0 with the last of them.
+    fn check_extension(&self, folder: &RunFolder, planned: u32) -> Result<()> {
+        if let Some(asked) = self.extend_to.filter(|asked| self.options.decay && *asked != planned) {
+            return Err(Error::invalid(format!(
+                "{}: the learning rate of this run falls to 0 with its step {planned} (decay), so it cannot have {asked}; leave the number out, or \
+                 start another run",
+                folder.path().display()
+            )));
+        }
         let (Some(asked), Ok(summary)) = (self.extend_to, folder.read_summary()) else { return Ok(()) };
         if asked < summary.steps {
             return Err(Error::invalid(format!(

@@ -15,7 +15,9 @@ fn training_needs_nothing_but_the_program() {
     let record = place.json("run/run.json");
     assert_eq!((record["model"].as_str(), record["data"]["path"].as_str()), (Some("embedded"), Some("embedded/train")));
     // It opens both by name; the learning rate has fallen to 0 at the last step, so that the run has no further ones.
-    assert!(place.run(&["train", "--resume", "run"]).ok().err.contains("nothing is left to do"));
+    let again = place.run(&["train", "--resume", "run"]).ok();
+    assert!(again.err.contains("nothing is left to do") && !again.err.contains("--steps"), "{}", again.err);
+    place.run(&["train", "--resume", "run", "--steps", "9"]).refused(2, &["decay", "another run"]);
     let scored = place.run(&["eval", "--model", "embedded", "--adapter", "run", "--data", "embedded", "--limit", "10", "--json"]).ok();
     assert!(scored.out.contains("\"examples\":10") || scored.out.contains("\"examples\": 10"), "{}", scored.out);
     place

@@ -67,6 +67,22 @@ fn a_plan_is_written_and_simulated_again() {
     place.run(&["plan", "--costs", "costs.json", "--planner", "dapple", "--trainable"]).refused(2, &["shared by"]);
     let run = place.run(&["plan", "--costs", "costs.json", "--trainable", "--out", "trainable.json"]).ok();
     assert!(run.out.contains("zofo train --plan trainable.json"), "{}", run.out);
+    // What a bp-free board would take to backpropagate is no way to train on it.
+    let fast = TOY.replace("0.3333333333333333", "0.9");
+    assert_ne!(fast, TOY);
+    std::fs::write(place.path("fast.json"), fast).unwrap();
+    place.run(&["plan", "--costs", "fast.json", "--trainable"]).ok();
+    place.run(&["plan", "--costs", "fast.json", "--planner", "gpipe", "--trainable"]).ok();
+    // Credits without a limit take no room.
+    let mut plan = place.json("trainable.json");
+    plan["credits"] = serde_json::json!([u64::MAX, u64::MAX, u64::MAX, u64::MAX]);
+    std::fs::write(place.path("ample.json"), plan.to_string()).unwrap();
+    place.run(&["simulate", "--plan", "ample.json"]).ok();
+    place.run(&["train", "--plan", "ample.json", "--steps", "1", "--out", "ample"]).ok();
+    plan["order"] = serde_json::json!([["F0@0"]]);
+    std::fs::write(place.path("cut.json"), plan.to_string()).unwrap();
+    place.run(&["train", "--plan", "cut.json", "--steps", "1"]).refused(2, &["cut.json"]);
+    place.run(&["train", "--plan", "ample.json", "--print-config"]).refused(2, &["--print-config"]);
     let auto = place.run(&["plan", "--costs", "costs.json"]).ok();
     assert!(auto.out.contains("what each board brings") && auto.out.contains("without npu0"), "{}", auto.out);
     assert!(auto.out.lines().all(|l| l.chars().count() <= 80), "{}", auto.out);
