@@ -126,11 +126,14 @@ impl Search<'_> {
         // Sizes of suffixes that are told apart.
         let suffixes = |n: usize, most: usize| places(n, most).into_iter().rev().map(|at| n - at).collect::<Vec<_>>();
         let (of_layers, of_devices) = (suffixes(layers, LAYER_PARTS), suffixes(devices, DEVICE_PARTS));
+        let within = |all: &'_ Vec<usize>, from: usize, to: usize| {
+            // Sizes ascend.
+            let [from, to] = [from, to].map(|i| all.partition_point(|size| *size < i));
+            from..to.max(from)
+        };
         let pairs = |from: usize, l: usize, n: usize| {
-            let of_devices = &of_devices;
-            let within = |all: &'_ [usize], to: usize| all.iter().copied().filter(|i| (from..to).contains(i)).collect::<Vec<_>>();
-            let (ls, ns) = (within(&of_layers, l), within(of_devices, n));
-            ls.into_iter().flat_map(|l| ns.iter().map(|n| (l, *n)).collect::<Vec<_>>()).collect::<Vec<_>>()
+            let (ls, ns) = (&of_layers[within(&of_layers, from, l)], &of_devices[within(&of_devices, from, n)]);
+            ls.iter().flat_map(move |l| ns.iter().map(move |n| (*l, *n)))
         };
         for behind in 0..devices.min(layers) {
             let mut table: Vec<Option<Suffix>> = (0..at(layers + 1, 0)).map(|_| None).collect();
