@@ -110,10 +110,7 @@ impl<'a> Search<'a> {
             ends.into_iter().flat_map(|end| tos.iter().map(|to| (end, *to)).collect::<Vec<_>>()).collect::<Vec<_>>()
         };
         let leg = |from: (usize, usize), to: (usize, usize)| Leg::stage(self.p, &self.stage(from.0..to.0, from.1..to.1));
-        let transfer = |links: &[Link; 2], end: usize| {
-            let bytes = self.p.boundary_bytes(&(end - 1..end));
-            Leg { forward: links[0].transfer(bytes), backward: links[1].transfer(bytes), all_reduce: 0.0 }
-        };
+        let transfer = |links: [Link; 2], end: usize| Leg::over(links, self.p.boundary_bytes(&(end - 1..end)));
         // All that is left, as one stage.
         let mut rests: HashMap<(usize, usize), Leg> = pairs(0, 0).into_iter().map(|at| (at, leg(at, (layers, devices)))).collect();
         let whole = vec![(layers, devices)];
@@ -132,10 +129,10 @@ impl<'a> Search<'a> {
                 let (from, ahead) = (before.clone().map(|b| self.between(b, m..to)), self.between(m..to, to..devices));
                 for end in inner(&at_layers, j + 1, layers) {
                     legs.truncate(known);
-                    legs.extend(from.as_ref().map(|links| transfer(links, j)));
+                    legs.extend(from.map(|links| transfer(links, j)));
                     legs.push(leg((j, m), (end, to)));
                     let own = legs.len();
-                    legs.extend([transfer(&ahead, end), rests[&(end, to)]]);
+                    legs.extend([transfer(ahead, end), rests[&(end, to)]]);
                     let time = latency(&legs, self.p.micro_batches());
                     // More stages keep more micro-batches: what does not fit now never will.
                     let better = best[end][to].as_ref().is_none_or(|b| time < b.latency);

@@ -1,6 +1,7 @@
 //! A micro-batch's way through a pipeline of groups, as latency formulas see it: stages and the transfers between them, in turn.
 
 use super::{Problem, StageLayout};
+use crate::sim::Link;
 
 /// A stage, or the transfer between two: DAPPLE's stages, Asteroid's execution and communication steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -27,8 +28,12 @@ impl Leg {
 
     /// What lies between two stages.
     pub(super) fn transfer(p: &Problem, from: &StageLayout, to: &StageLayout) -> Self {
-        let bytes = p.boundary_bytes(&from.layers);
-        Self { forward: from.link_to(p, to).transfer(bytes), backward: to.link_to(p, from).transfer(bytes), all_reduce: 0.0 }
+        Self::over([from.link_to(p, to), to.link_to(p, from)], p.boundary_bytes(&from.layers))
+    }
+
+    /// So many bytes there and as many back.
+    pub(super) fn over([there, back]: [Link; 2], bytes: f64) -> Self {
+        Self { forward: there.transfer(bytes), backward: back.transfer(bytes), all_reduce: 0.0 }
     }
 }
 
