@@ -106,6 +106,23 @@ impl MicroBatch {
         Self { ids: vec![0; rows as usize], cu_seqlens, positions, targets: vec![0; label_rows.len()], label_rows }
     }
 
+    /// Some of its sequences, as a micro-batch of their own; those that there are of the range.
+    pub fn part(&self, sequences: core::ops::Range<usize>) -> Self {
+        let end = sequences.end.min(self.sequences());
+        let start = sequences.start.min(end);
+        let at = |i: usize| self.cu_seqlens.get(i).copied().unwrap_or(0);
+        let (first, last) = (at(start), at(end));
+        let rows = first as usize..last as usize;
+        let labelled: Vec<usize> = (0..self.labels()).filter(|i| (first..last).contains(&self.label_rows[*i])).collect();
+        Self {
+            ids: self.ids[rows.clone()].to_vec(),
+            cu_seqlens: (start..=end).map(|i| at(i) - first).collect(),
+            positions: self.positions[rows].to_vec(),
+            label_rows: labelled.iter().map(|i| self.label_rows[*i] - first).collect(),
+            targets: labelled.iter().map(|i| self.targets[*i]).collect(),
+        }
+    }
+
     /// Rows.
     pub fn rows(&self) -> usize {
         self.ids.len()
@@ -159,7 +176,8 @@ impl Capacity {
         Self::bucket(sequences.iter().map(|s| s.ids.len()).sum(), sequences.len(), labels)
     }
 
-    fn bucket(rows: usize, sequences: usize, labels: usize) -> Self {
+    /// The bucket for so many rows, sequences and labelled rows.
+    pub fn bucket(rows: usize, sequences: usize, labels: usize) -> Self {
         let up = |n: usize, to: usize| n.max(1).next_multiple_of(to);
         Self { rows: up(rows, Self::ROWS), sequences: up(sequences, Self::SEQUENCES), labels: up(labels, Self::LABELS) }
     }
@@ -318,6 +336,19 @@ mod tests {
         assert_eq!(b.targets, [2, 3, 5]);
         assert_eq!(b.last_rows(), [2, 4]);
         assert_eq!(Capacity::of(&b), Capacity { rows: 16, sequences: 4, labels: 16 });
+    }
+
+    #[test]
+    fn parts_are_what_packing_their_sequences_gives() {
+        let all = [Sequence::predicting(vec![1, 2, 3], 0), Sequence::unlabelled(vec![4]), Sequence::predicting(vec![5, 6], 0)];
+        let b = MicroBatch::pack(&config(), &all).unwrap();
+        for (start, end) in [(0, 3), (0, 1), (1, 2), (1, 3), (2, 3)] {
+            assert_eq!(b.part(start..end), MicroBatch::pack(&config(), &all[start..end]).unwrap(), "{start}..{end}");
+        }
+        assert_eq!(b.part(2..9), b.part(2..3));
+        for nothing in [b.part(1..1), b.part(7..9), MicroBatch::default().part(0..1)] {
+            assert_eq!((nothing.rows(), nothing.sequences(), nothing.labels()), (0, 0, 0));
+        }
     }
 
     #[test]

@@ -40,12 +40,12 @@ pub struct StepReport {
     pub slope_rms: Option<f64>,
     /// Wall-clock time.
     pub seconds: f64,
-    /// Per worker: what it did and when.
+    /// Per device of the plan: what it did and when.
     pub timeline: Vec<Vec<Span>>,
 }
 
 impl StepReport {
-    /// Mean over workers of the time spent computing, over the step's time (Comu_ti of HybridOP, communication excluded).
+    /// Mean over devices of the time spent computing, over the step's time (Comu_ti of HybridOP, communication excluded).
     pub fn utilisation(&self) -> f64 {
         if self.timeline.is_empty() || self.seconds <= 0.0 {
             return 0.0;

@@ -10,14 +10,22 @@ mod protocol;
 mod readout;
 mod reduce;
 mod setup;
+mod sharing;
 mod stage;
 mod worker;
 
-use crate::{estimator::EstimatorSpec, ir::Readout, journal::Entry, plan::Plan};
+use crate::{
+    estimator::EstimatorSpec,
+    ir::{Readout, Role},
+    journal::Entry,
+    plan::Plan,
+    planner::Split,
+};
 use link::Links;
 use protocol::{Command, Report, ReportKind, UpdateOrder};
 use readout::Readouts;
 pub use setup::{Setup, SharedSource, Snapshot, StageDevice, StepInput, StepOutcome};
+use sharing::Sharing;
 use std::{
     sync::{
         Arc, Mutex,
@@ -48,6 +56,7 @@ pub struct Executor {
     clip: f64,
     importer: Arc<Mutex<Importer>>,
     devices: Vec<DeviceRef>,
+    sharing: Arc<Sharing>,
     /// What each worker will allocate for its stages' activations, as rehearsed.
     rehearsed: Option<Vec<u64>>,
     /// Set by the first failure: a pipeline with a worker missing cannot go on.
@@ -62,42 +71,52 @@ impl Executor {
     /// the stage's device named.
     pub fn start(setup: Setup) -> Result<Self> {
         let schedule = &setup.plan.schedule;
-        let (workers, stages) = (schedule.workers(), setup.plan.stages.len());
-        if setup.devices.len() != workers || schedule.workload.stages() != stages {
+        let (ranks, stages) = (setup.plan.devices().len(), setup.plan.stages.len());
+        if setup.devices.len() != ranks || schedule.workload.stages() != stages {
             let found = setup.devices.len();
-            return Err(Error::invalid(format!("{found} devices and an order of {stages} stages for a plan of {workers} workers")));
+            return Err(Error::invalid(format!(
+                "{found} devices and {stages} stages for a plan of {ranks} and {}",
+                schedule.workload.stages()
+            )));
         }
         runs(&setup.plan)?;
         setup.adapter.check(setup.source.config())?;
         let importer = Arc::new(Mutex::new(Importer::new()));
-        let mut specs: Vec<Vec<_>> = vec![Vec::new(); workers];
+        let sharing = Arc::new(Sharing::new(&setup.plan));
+        let mut own: Vec<Vec<_>> = vec![Vec::new(); ranks];
+        let mut worker_of = vec![0; ranks];
         for (stage, worker) in schedule.placement.iter().enumerate() {
-            let spec = stage::slice_spec(&setup, stage);
-            let mut importer = importer.lock().expect("no thread has it yet");
-            spec.announce(&mut importer, &setup.devices[*worker].device, setup.source.config());
-            specs[*worker].push((stage, spec));
+            for rank in sharing.ranks(stage) {
+                let spec = stage::slice_spec(&setup, stage, rank);
+                let mut importer = importer.lock().expect("no thread has it yet");
+                spec.announce(&mut importer, &setup.devices[rank].device, setup.source.config());
+                own[rank].push((stage, spec));
+                worker_of[rank] = *worker;
+            }
         }
         let (report, reports) = channel();
         let mut threads = Vec::new();
-        for ((worker, links), stages) in Links::connect(schedule).into_iter().enumerate().zip(specs) {
+        for ((rank, links), stages) in Links::connect(schedule, &sharing, ranks).into_iter().enumerate().zip(own) {
             let (commands, orders) = channel();
-            let work =
-                WorkerSetup { worker, stages, setup: setup.clone(), links, importer: importer.clone(), orders, report: report.clone() };
-            let thread = std::thread::Builder::new().name(format!("zofo-worker-{worker}")).spawn(move || work.run());
+            let list = schedule.lists[worker_of[rank]].clone();
+            let (setup, sharing, importer, report) = (setup.clone(), sharing.clone(), importer.clone(), report.clone());
+            let work = WorkerSetup { rank, list, stages, setup, sharing, links, importer, orders, report };
+            let thread = std::thread::Builder::new().name(format!("zofo-worker-{rank}")).spawn(move || work.run());
             let thread = thread.map_err(|e| {
-                Error::new(ErrorKind::OutOfMemory { requested: 0, available: None }, format!("no thread for worker {worker}: {e}"))
+                Error::new(ErrorKind::OutOfMemory { requested: 0, available: None }, format!("no thread for device {rank}: {e}"))
             })?;
             threads.push(Worker { commands, thread: Some(thread) });
         }
         let (plan, estimator, clip) = (setup.plan, setup.estimator, setup.clip);
         let devices = setup.devices.into_iter().map(|d| d.device).collect();
-        let mut executor = Self { workers: threads, reports, plan, estimator, clip, importer, devices, rehearsed: None, failed: None };
-        let mut rehearsed = vec![0; workers];
+        let mut executor =
+            Self { workers: threads, reports, plan, estimator, clip, importer, devices, sharing, rehearsed: None, failed: None };
+        let mut rehearsed = vec![0; ranks];
         executor.collect(
             |kind| matches!(kind, ReportKind::Ready { .. }),
-            |worker, kind| {
+            |rank, kind| {
                 if let ReportKind::Ready { activation_bytes } = kind {
-                    rehearsed[worker] = activation_bytes;
+                    rehearsed[rank] = activation_bytes;
                 }
             },
         )?;
@@ -152,12 +171,12 @@ impl Executor {
         let input = Arc::new(input);
         self.command(|| Command::Step { input: input.clone(), begin });
         let (mut readouts, mut gradients, mut measured) = (Readouts::default(), Vec::new(), Vec::new());
-        if !workload.chains.is_empty() {
+        if self.sharing.any_adds_gradients() {
             self.collect(
                 |kind| matches!(kind, ReportKind::Gradients(_)),
-                |_, kind| match kind {
-                    ReportKind::Gradients(of_stages) => gradients.extend(of_stages),
-                    kind => readouts.take(kind),
+                |rank, kind| match kind {
+                    ReportKind::Gradients(of_stages) => gradients.extend(of_stages.into_iter().map(|(stage, g)| (stage, rank, g))),
+                    kind => readouts.take(rank, kind),
                 },
             )?;
             let sums = Arc::new(reduce::sum(gradients));
@@ -165,20 +184,20 @@ impl Executor {
         }
         self.collect(
             |kind| matches!(kind, ReportKind::AtUpdate(_)),
-            |_, kind| match kind {
-                ReportKind::AtUpdate(of_stages) => measured.extend(of_stages),
-                kind => readouts.take(kind),
+            |rank, kind| match kind {
+                ReportKind::AtUpdate(of_stages) => measured.extend(of_stages.into_iter().map(|(stage, m)| (rank, stage, m))),
+                kind => readouts.take(rank, kind),
             },
         )?;
-        // The copies have the same gradients by now, and each tensor counts once.
-        measured.retain(|(stage, _)| *stage < self.first_copy());
+        // Members and copies have the same gradients by now, and each tensor counts once.
+        measured.retain(|(rank, stage, _)| *stage < self.first_copy() && *rank == self.sharing.ranks(*stage).start);
         // Workers report in any order; partial sums are added in that of the pipeline.
-        measured.sort_by_key(|(stage, _)| *stage);
+        measured.sort_by_key(|(_, stage, _)| *stage);
         let mut oracle = vec![0.0; self.estimator.directions as usize];
-        measured.iter().for_each(|(_, m)| oracle.iter_mut().zip(&m.oracle).for_each(|(sum, p)| *sum += p));
+        measured.iter().for_each(|(.., m)| oracle.iter_mut().zip(&m.oracle).for_each(|(sum, p)| *sum += p));
         let loss = readouts.loss(labels);
         let (directions, coefficients, slopes) = readouts.coefficients(&self.estimator, &workload, labels, &oracle)?;
-        let all: Vec<f32> = measured.into_iter().flat_map(|(_, m)| m.square_sums).collect();
+        let all: Vec<f32> = measured.into_iter().flat_map(|(.., m)| m.square_sums).collect();
         let (norm, grad_scale) = clip(&all, self.clip);
         let gradient_norm = (!all.is_empty()).then_some(norm);
         let finite = loss.is_finite() && gradient_norm.is_none_or(f64::is_finite) && coefficients.iter().all(|c| c.is_finite());
@@ -196,9 +215,9 @@ impl Executor {
         let mut timeline = vec![Vec::new(); self.workers.len()];
         self.collect(
             |kind| matches!(kind, ReportKind::Done { .. }),
-            |worker, kind| {
+            |rank, kind| {
                 if let ReportKind::Done { spans } = kind {
-                    timeline[worker] = spans;
+                    timeline[rank] = spans;
                 }
             },
         )?;
@@ -209,28 +228,29 @@ impl Executor {
     /// The adapters and optimisers as they are.
     ///
     /// # Errors
-    /// The first failure of a stage; `Execution` where copies of a layer in several pipelines differ, which no device may let happen.
+    /// The first failure of a stage; `Execution` where copies of a layer on several devices differ, which no device may let happen.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.alive()?;
         self.command(|| Command::Export);
-        let mut snapshot = Snapshot { adapter: HostAdapter::default(), optimisers: vec![Vec::new(); self.plan.stages.len()] };
+        let mut snapshot = Snapshot { adapter: HostAdapter::default(), optimisers: vec![Vec::new(); self.sharing.slots()] };
         let mut differs = None;
+        let sharing = self.sharing.clone();
         self.collect(
             |kind| matches!(kind, ReportKind::Exported(_)),
-            |_, kind| {
+            |rank, kind| {
                 let ReportKind::Exported(of_stages) = kind else { return };
                 for (stage, adapter, optimiser) in of_stages {
                     let known = &snapshot.adapter.modules;
                     differs =
                         differs.or(adapter.modules.iter().find(|(key, m)| known.get(key).is_some_and(|k| k != *m)).map(|(key, _)| *key));
                     snapshot.adapter.merge(adapter);
-                    snapshot.optimisers[stage] = optimiser;
+                    snapshot.optimisers[sharing.slot(stage, rank)] = optimiser;
                 }
             },
         )?;
         if let Some((layer, projection)) = differs {
             return Err(Error::execution(format!(
-                "the pipelines' copies of the adapter of layer {layer}, {} are no longer the same: a device does not update by the exact sequence",
+                "the copies of the adapter of layer {layer}, {} on several devices are no longer the same: a device does not update by the exact sequence",
                 projection.name()
             )));
         }
@@ -243,9 +263,9 @@ impl Executor {
     /// `Format` or `InvalidArgument` where it is of another plan or another adapter; the executor is of no more use then.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.alive()?;
-        let (found, stages) = (snapshot.optimisers.len(), self.plan.stages.len());
-        if found != stages {
-            return Err(Error::invalid(format!("a checkpoint of {found} stages for a plan of {stages}")));
+        let (found, expected) = (snapshot.optimisers.len(), self.sharing.slots());
+        if found != expected {
+            return Err(Error::invalid(format!("a checkpoint of {found} optimisers for a plan of {expected}, one per stage and device")));
         }
         let shared = Arc::new(snapshot.clone());
         self.command(|| Command::Import(shared.clone()));
@@ -283,7 +303,7 @@ impl Executor {
         let mut waiting = self.workers.len();
         let mut failure: Option<Error> = None;
         while waiting > 0 {
-            let Ok(Report { worker, kind }) = self.reports.recv() else {
+            let Ok(Report { rank, kind }) = self.reports.recv() else {
                 failure.get_or_insert_with(|| Error::new(ErrorKind::DeviceLost, "a worker's thread ended without a word"));
                 break;
             };
@@ -304,7 +324,7 @@ impl Executor {
                     // After a failure nobody gets further than where it waits for a command.
                     waiting -= usize::from(is_last(&kind));
                     if failure.is_none() {
-                        take(worker, kind);
+                        take(rank, kind);
                     }
                 }
             }
@@ -327,13 +347,33 @@ impl Drop for Executor {
     }
 }
 
-/// Whether `plan` can train: what the simulator times may be a model of latency, or for several devices to a stage.
+/// Whether `plan` can train: what the simulator times may be a model of latency.
 fn runs(plan: &Plan) -> Result<()> {
     let (schedule, name) = (&plan.schedule, plan.name.name());
     if schedule.workload.readout == Readout::Tail {
         return Err(Error::unsupported(format!("schedule `{name}` is a model of latency: behind the cut nobody can return a gradient")));
     }
     crate::order::check_roles(&schedule.workload)?;
+    plan.check_members()?;
+    shares(plan)?;
     // A list that cannot run would wait for ever.
     crate::check::check(schedule).map(drop)
+}
+
+/// Whether stages that several devices share are shared in a way that what they learn by allows.
+fn shares(plan: &Plan) -> Result<()> {
+    let w = &plan.schedule.workload;
+    for (i, stage) in plan.stages.iter().enumerate().filter(|(_, s)| s.members.len() > 1) {
+        let refused = |why: &str| Err(Error::unsupported(format!("stage {i} of {}: {why}", stage.devices())));
+        match stage.split {
+            Split::Directions if w.roles[i] != Role::ZerothOrder || !w.estimates() => {
+                return refused("only stages that learn along random directions can be shared by directions; share it by batch");
+            }
+            Split::Tensor => {
+                return refused("sharing a stage by heads and columns is planned and simulated, not trained yet; share it by batch");
+            }
+            Split::Directions | Split::Batch => {}
+        }
+    }
+    Ok(())
 }

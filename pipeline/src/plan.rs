@@ -7,20 +7,57 @@ use crate::{
     estimator::{EstimatorName, EstimatorSpec},
     ir::{Role, Schedule, Workload},
     order::{self, ScheduleName},
+    planner::Split,
 };
 use std::ops::Range;
 use zofo_hal::{Error, Result};
 
-/// One stage of a plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A device's part in a stage.
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct StagePlan {
+pub struct StageMember {
     /// Name of the device in the cluster.
     pub device: String,
+    /// Its share; those of a stage add up to 1.
+    pub share: f64,
+}
+
+impl StageMember {
+    /// A device with its share.
+    pub fn new(device: impl Into<String>, share: f64) -> Self {
+        Self { device: device.into(), share }
+    }
+}
+
+/// One stage of a plan.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StagePlan {
+    /// The devices that work on it as one: a single one as a rule.
+    pub members: Vec<StageMember>,
+    /// How they share it; of no meaning for one device.
+    pub split: Split,
     /// Decoder layers it holds.
     pub layers: Range<usize>,
     /// How its adapters learn.
     pub role: Role,
+}
+
+impl StagePlan {
+    /// A stage of one device.
+    pub fn single(device: impl Into<String>, layers: Range<usize>, role: Role) -> Self {
+        Self::group(vec![StageMember::new(device, 1.0)], Split::Batch, layers, role)
+    }
+
+    /// A stage of a group of devices.
+    pub fn group(members: Vec<StageMember>, split: Split, layers: Range<usize>, role: Role) -> Self {
+        Self { members, split, layers, role }
+    }
+
+    /// Its devices as messages call them: `gpu0`, `gpu0 and gpu1`.
+    pub fn devices(&self) -> String {
+        self.members.iter().map(|m| m.device.as_str()).collect::<Vec<_>>().join(" and ")
+    }
 }
 
 /// How a step is executed.
@@ -36,18 +73,45 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Names of the devices that the lists of the schedule are for.
-    pub fn workers(&self) -> Vec<&str> {
-        let of = |worker| self.schedule.placement.iter().position(|w| *w == worker).and_then(|s| self.stages.get(s));
-        (0..self.schedule.workers()).map(|worker| of(worker).map_or("", |s| s.device.as_str())).collect()
+    /// The devices that one of the schedule's lists is for; each goes through it, and does its part.
+    pub fn members(&self, worker: usize) -> &[StageMember] {
+        let stage = self.schedule.placement.iter().position(|w| *w == worker);
+        stage.and_then(|s| self.stages.get(s)).map_or(&[], |s| &s.members)
     }
 
-    /// Stages of one worker as messages call them: `stage 1 (gpu0)`, `stages 0 and 2 (gpu0)`.
-    pub(crate) fn describe_stages(&self, stages: &[usize]) -> String {
-        let device = stages.first().and_then(|s| self.stages.get(*s)).map_or("", |s| s.device.as_str());
-        let numbers = stages.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-        format!("{} {numbers} ({device})", if stages.len() == 1 { "stage" } else { "stages" })
+    /// Rank of the first member of a worker: its place in [`Plan::devices`].
+    pub fn first_rank(&self, worker: usize) -> usize {
+        (0..worker).map(|w| self.members(w).len()).sum()
     }
+
+    /// Names of the devices that work by the plan, in the order of their ranks: worker by worker, members of each in turn.
+    pub fn devices(&self) -> Vec<&str> {
+        (0..self.schedule.workers()).flat_map(|worker| self.members(worker)).map(|m| m.device.as_str()).collect()
+    }
+
+    /// That all stages of a worker have the same members, and shares that add up.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the stage.
+    pub(crate) fn check_members(&self) -> Result<()> {
+        for (i, (stage, worker)) in self.stages.iter().zip(&self.schedule.placement).enumerate() {
+            let names = |members: &[StageMember]| members.iter().map(|m| m.device.clone()).collect::<Vec<_>>();
+            if names(&stage.members) != names(self.members(*worker)) {
+                return Err(Error::invalid(format!("stage {i} is on a worker with other devices: a group of devices works as one")));
+            }
+            let sum: f64 = stage.members.iter().map(|m| m.share).sum();
+            if stage.members.iter().any(|m| !(m.share.is_finite() && m.share > 0.0)) || (sum - 1.0).abs() > 1e-6 {
+                return Err(Error::invalid(format!("the shares of stage {i} must be above 0 and add up to 1, they add up to {sum}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Stages of one device as messages call them: `stage 1 (gpu0)`, `stages 0 and 2 (gpu0)`.
+pub(crate) fn describe_stages(stages: &[usize], device: &str) -> String {
+    let numbers = stages.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+    format!("{} {numbers} ({device})", if stages.len() == 1 { "stage" } else { "stages" })
 }
 
 /// What a plan is made for.
@@ -107,7 +171,7 @@ impl<'a> PlanRequest<'a> {
                 // Every pipeline starts from the first layer again.
                 let layers = first..first + n;
                 first = layers.end % self.layers;
-                StagePlan { device: devices[*device].name.clone(), layers, role: if *device < cut { head } else { Role::FirstOrder } }
+                StagePlan::single(&*devices[*device].name, layers, if *device < cut { head } else { Role::FirstOrder })
             })
             .collect();
         if let Some(s) = stages.iter().find(|s| s.role != Role::FirstOrder)
@@ -116,7 +180,7 @@ impl<'a> PlanRequest<'a> {
             return Err(Error::invalid(format!(
                 "schedule `{}` backpropagates on every device, but `{}` cannot (or has a bp-free device behind it); use `hybridop-head`",
                 name.name(),
-                s.device
+                s.devices()
             )));
         }
         // The oracle projects exact gradients, so every stage runs forward and backward, whatever it is trained by.

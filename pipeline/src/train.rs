@@ -131,6 +131,13 @@ impl TrainSpec {
             ("micro-batches", plan.schedule.workload.micro_batches.to_string()),
             ("stages", stages.join(", ")),
         ];
+        // Members of a stage sum what they measured in their order.
+        let shared = plan.stages.iter().enumerate().filter(|(_, s)| s.members.len() > 1);
+        let shares: Vec<String> =
+            shared.map(|(i, s)| format!("{i}: {:?} {:?}", s.split, s.members.iter().map(|m| m.share).collect::<Vec<_>>())).collect();
+        if !shares.is_empty() {
+            all.push(("shares of stages", shares.join(", ")));
+        }
         // Gradients of several pipelines are summed in their order.
         let chains = &plan.schedule.workload.chains;
         if !chains.is_empty() {
@@ -188,7 +195,7 @@ impl Session {
     /// # Errors
     /// As [`Session::start`]; those of [`HostAdapter::check`].
     pub fn start_from(plan: Plan, devices: Vec<StageDevice>, source: SharedSource, spec: TrainSpec, adapter: HostAdapter) -> Result<Self> {
-        for (name, d) in plan.workers().into_iter().zip(&devices) {
+        for (name, d) in plan.devices().into_iter().zip(&devices) {
             spec.estimator.check(d.compute).map_err(|e| e.with_device(name))?;
         }
         Self::start_unchecked(plan, devices, source, spec, adapter)

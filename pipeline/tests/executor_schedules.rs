@@ -21,7 +21,7 @@ use zofo_pipeline::{
     executor::StageDevice,
     ir::{Credits, Step, Workload},
     order::ScheduleName,
-    plan::{Plan, PlanRequest},
+    plan::{Plan, PlanRequest, StageMember},
     train::{Checkpoint, Session, TrainSpec, capacity_of},
 };
 
@@ -45,7 +45,7 @@ fn spec() -> TrainSpec {
 }
 
 fn start(plan: Plan, spec: TrainSpec) -> Session {
-    let cluster = Cluster::virtual_cpus(0, plan.workers().len());
+    let cluster = Cluster::virtual_cpus(0, plan.devices().len());
     let adapter = warm(&spec.lora);
     Session::start_from(plan, devices(&cluster, DType::F32, false), model(), spec, adapter).unwrap()
 }
@@ -70,7 +70,7 @@ fn several_stages_on_a_device_change_no_bit() {
         let expected = three_steps(planned(2, micro_batches, ScheduleName::Gpipe), spec());
         let plan = planned(2, micro_batches, ScheduleName::Interleaved);
         assert_eq!(plan.stages.iter().map(|s| s.layers.clone()).collect::<Vec<_>>(), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(plan.workers(), ["gpu0", "gpu1"]);
+        assert_eq!(plan.devices(), ["gpu0", "gpu1"]);
         assert_eq!(plan.schedule.placement, [0, 1, 0, 1]);
         assert_eq!(three_steps(plan, spec()), expected, "{micro_batches} micro-batches");
     }
@@ -121,7 +121,7 @@ fn side_by_side(micro_batches: u32) -> Plan {
     plan.schedule.lists = (0..4).map(|s| plan.schedule.actions(s).map(|a| Step::new(s, a)).collect()).collect();
     plan.schedule.placement = (0..4).collect();
     for (i, (stage, layers)) in plan.stages.iter_mut().zip([0..1, 1..4, 0..3, 3..4]).enumerate() {
-        (stage.device, stage.layers) = (format!("gpu{i}"), layers);
+        (stage.members, stage.layers) = (vec![StageMember::new(format!("gpu{i}"), 1.0)], layers);
     }
     plan
 }
@@ -193,7 +193,7 @@ fn a_checkpoint_continues_bit_for_bit() {
         (0..2).for_each(|i| drop((whole.step(&batch(7, i)).unwrap(), first.step(&batch(7, i)).unwrap())));
         first.save(&path).unwrap();
         first.finish().unwrap();
-        let cluster = Cluster::virtual_cpus(0, plan.workers().len());
+        let cluster = Cluster::virtual_cpus(0, plan.devices().len());
         let devices = devices(&cluster, DType::F32, false);
         let mut second = Session::resume(plan.clone(), devices.clone(), model(), spec(), &path).unwrap();
         (2..4).for_each(|i| drop((whole.step(&batch(7, i)).unwrap(), second.step(&batch(7, i)).unwrap())));

@@ -110,7 +110,7 @@ fn a_planners_plan_is_taken_up_as_it_is() {
         let outcome = planner.propose(&p, &Method::FROZEN).unwrap().outcome;
         let plan = request.adopt(&p, &outcome, EstimatorName::CutTangent).unwrap();
         assert_eq!((&plan.schedule, plan.name), (&outcome.schedule, outcome.name));
-        assert_eq!(plan.workers(), ["gpu1", "gpu0"], "those of the plan, in its order");
+        assert_eq!(plan.devices(), ["gpu1", "gpu0"], "those of the plan, in its order");
         assert!(plan.stages.iter().zip(&outcome.layout.stages).all(|(a, b)| a.layers == b.layers && a.role == b.role));
         let shallow = PlanRequest::new(&cluster, 5, 4, &e).adopt(&p, &outcome, EstimatorName::CutTangent).unwrap_err();
         assert!(shallow.message().contains("4 in the plan, 5 in this run"), "{shallow}");

@@ -1,5 +1,6 @@
-//! Bounded channels between workers: one per pair of stages and lane, with the schedule's credits as capacity.
+//! Bounded channels between devices: one per pair of stages, their members, and lane, with the schedule's credits as capacity.
 
+use super::sharing::Sharing;
 use crate::ir::{Lane, Payload, Schedule};
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -10,7 +11,7 @@ use std::{
 };
 use zofo_hal::{Error, ErrorKind, Result};
 
-/// What travels: live rows of every block, f32, one block after the other.
+/// What travels: live rows of blocks, f32, one block after the other.
 struct Message {
     payload: Payload,
     data: Arc<Vec<f32>>,
@@ -19,72 +20,76 @@ struct Message {
 /// From a stage to a stage.
 type Channel = (usize, usize, Lane);
 
-/// The ends of all links that one worker holds. What its own stages say to each other never gets here.
+/// The ends of all links that one device holds, by the rank of the device at the other end. What its own stages say to each other gets here only
+/// where it is one part of a message of several.
 #[derive(Default)]
 pub(super) struct Links {
-    outgoing: HashMap<Channel, SyncSender<Message>>,
-    incoming: HashMap<Channel, Receiver<Message>>,
-    /// Messages read before they were wanted.
-    early: HashMap<(usize, usize, Payload), Arc<Vec<f32>>>,
+    outgoing: HashMap<(Channel, usize), SyncSender<Message>>,
+    incoming: HashMap<(Channel, usize), Receiver<Message>>,
+    /// Messages read before they were wanted, and those from itself.
+    early: HashMap<(usize, usize, Payload, usize), Arc<Vec<f32>>>,
 }
 
 fn gone(stage: usize) -> Error {
     Error::new(ErrorKind::Cancelled, format!("stage {stage} has stopped"))
 }
 
+fn missing(from: usize, to: usize) -> Error {
+    Error::invalid(format!("the schedule has no link from stage {from} to stage {to}"))
+}
+
 impl Links {
-    /// One set per worker.
-    pub fn connect(schedule: &Schedule) -> Vec<Links> {
-        let mut all: Vec<Links> = (0..schedule.workers()).map(|_| Links::default()).collect();
+    /// One set per rank.
+    pub fn connect(schedule: &Schedule, sharing: &Sharing, ranks: usize) -> Vec<Links> {
+        let mut all: Vec<Links> = (0..ranks).map(|_| Links::default()).collect();
         let workload = &schedule.workload;
+        let steps = || schedule.lists.iter().flatten();
+        let channels = steps().flat_map(|s| workload.produces(s.stage(), &s.action).map(|(to, p)| (s.stage(), to, p.lane())));
         // Credits may be without limit; room for more than ever comes would be taken all the same.
-        let mut messages: HashMap<(usize, usize, Lane), usize> = HashMap::new();
-        for s in schedule.lists.iter().flatten() {
-            workload.produces(s.stage(), &s.action).for_each(|(to, p)| *messages.entry((s.stage(), to, p.lane())).or_default() += 1);
-        }
-        for (worker, list) in schedule.lists.iter().enumerate() {
-            for (from, (to, payload)) in
-                list.iter().flat_map(|s| workload.produces(s.stage(), &s.action).map(move |message| (s.stage(), message)))
-            {
-                let (reader, lane) = (schedule.placement[to], payload.lane());
-                if reader != worker
-                    && let Entry::Vacant(sender) = all[worker].outgoing.entry((from, to, lane))
-                {
-                    let (tx, rx) = sync_channel(schedule.credits.lane(lane).min(messages[&(from, to, lane)]));
-                    sender.insert(tx);
-                    all[reader].incoming.insert((from, to, lane), rx);
+        let mut messages: HashMap<Channel, usize> = HashMap::new();
+        channels.for_each(|c| *messages.entry(c).or_default() += 1);
+        for ((from, to, lane), most) in messages {
+            let room = schedule.credits.lane(lane).min(most);
+            for (sender, reader) in sharing.ranks(from).flat_map(|s| sharing.ranks(to).map(move |r| (s, r))).filter(|(s, r)| s != r) {
+                if let Entry::Vacant(end) = all[sender].outgoing.entry(((from, to, lane), reader)) {
+                    let (tx, rx) = sync_channel(room);
+                    end.insert(tx);
+                    all[reader].incoming.insert(((from, to, lane), sender), rx);
                 }
             }
         }
         all
     }
 
-    /// Sends, blocking while the lane is full.
+    /// Sends to the device of rank `reader`, blocking while the lane is full.
     ///
     /// # Errors
     /// `Cancelled` where the other stage has stopped.
-    pub fn send(&self, from: usize, to: usize, payload: Payload, data: Arc<Vec<f32>>) -> Result<()> {
-        let tx = self.outgoing.get(&(from, to, payload.lane()));
-        let tx = tx.ok_or_else(|| Error::invalid(format!("the schedule has no link from stage {from} to stage {to}")))?;
+    pub fn send(&self, from: usize, to: usize, reader: usize, payload: Payload, data: Arc<Vec<f32>>) -> Result<()> {
+        let tx = self.outgoing.get(&((from, to, payload.lane()), reader)).ok_or_else(|| missing(from, to))?;
         tx.send(Message { payload, data }).map_err(|_| gone(to))
     }
 
-    /// Receives `payload`, keeping what arrives before it.
+    /// Keeps what the device of rank `own` says to itself.
+    pub fn keep(&mut self, from: usize, to: usize, own: usize, payload: Payload, data: Arc<Vec<f32>>) {
+        self.early.insert((from, to, payload, own), data);
+    }
+
+    /// Receives `payload` from the device of rank `sender`, keeping what arrives before it.
     ///
     /// # Errors
     /// `Cancelled` where the other stage has stopped.
-    pub fn receive(&mut self, from: usize, to: usize, payload: Payload) -> Result<Arc<Vec<f32>>> {
-        if let Some(data) = self.early.remove(&(from, to, payload)) {
+    pub fn receive(&mut self, from: usize, to: usize, sender: usize, payload: Payload) -> Result<Arc<Vec<f32>>> {
+        if let Some(data) = self.early.remove(&(from, to, payload, sender)) {
             return Ok(data);
         }
-        let rx = self.incoming.get(&(from, to, payload.lane()));
-        let rx = rx.ok_or_else(|| Error::invalid(format!("the schedule has no link from stage {from} to stage {to}")))?;
+        let rx = self.incoming.get(&((from, to, payload.lane()), sender)).ok_or_else(|| missing(from, to))?;
         loop {
             let message = rx.recv().map_err(|_| gone(from))?;
             if message.payload == payload {
                 return Ok(message.data);
             }
-            self.early.insert((from, to, message.payload), message.data);
+            self.early.insert((from, to, message.payload, sender), message.data);
         }
     }
 }

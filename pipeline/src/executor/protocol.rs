@@ -16,7 +16,7 @@ pub(super) enum Command {
         input: Arc<StepInput>,
         begin: Instant,
     },
-    /// The sums of the copies' gradients, where there are several pipelines.
+    /// The sums of gradients, where several devices have parts of them.
     Reduced(Arc<Gradients>),
     Update(Arc<UpdateOrder>),
     Skip,
@@ -34,7 +34,8 @@ pub(super) struct UpdateOrder {
 
 /// What a worker tells the coordinator.
 pub(super) struct Report {
-    pub worker: usize,
+    /// Number of its device among the plan's.
+    pub rank: usize,
     pub kind: ReportKind,
 }
 
@@ -59,7 +60,7 @@ pub(super) enum ReportKind {
         group: Group,
         values: Vec<f32>,
     },
-    /// Of first-order stages of several pipelines.
+    /// Of stages that others have the gradients of, too.
     Gradients(Vec<(usize, Gradients)>),
     AtUpdate(Vec<(usize, Measured)>),
     Done {

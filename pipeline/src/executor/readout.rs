@@ -19,50 +19,61 @@ fn keys(group: &Group) -> impl Iterator<Item = ReadoutKey> + use<> {
     (g.q0..g.q0 + g.n).map(move |q| (g.m, q, g.minus))
 }
 
+/// What devices measured of the same thing, by their ranks: those of a group have a part of the rows each, in that order.
+type ByRank<T> = BTreeMap<usize, T>;
+
 /// Losses and dots of a step, as they come in.
 #[derive(Default)]
 pub(super) struct Readouts {
-    base: BTreeMap<u32, Vec<f32>>,
-    losses: HashMap<ReadoutKey, Vec<f32>>,
-    dots: HashMap<ReadoutKey, f32>,
-    exit: HashMap<ReadoutKey, f64>,
+    base: BTreeMap<u32, ByRank<Vec<f32>>>,
+    losses: HashMap<ReadoutKey, ByRank<Vec<f32>>>,
+    dots: HashMap<ReadoutKey, ByRank<f32>>,
+    exit: HashMap<ReadoutKey, ByRank<f64>>,
+}
+
+fn put<T>(parts: &mut ByRank<T>, rank: usize, part: T) {
+    parts.insert(rank, part);
 }
 
 /// Sum of differences in f64: differencing row by row keeps what would cancel in a difference of sums.
-fn difference(copy: &[f32], base: &[f32]) -> f64 {
-    copy.iter().zip(base).map(|(c, b)| f64::from(*c) - f64::from(*b)).sum()
+fn difference<'a>(copy: impl IntoIterator<Item = &'a f32>, base: impl IntoIterator<Item = &'a f32>) -> f64 {
+    copy.into_iter().zip(base).map(|(c, b)| f64::from(*c) - f64::from(*b)).sum()
 }
 
 impl Readouts {
-    /// Takes what a worker measured.
-    pub fn take(&mut self, kind: ReportKind) {
+    /// Takes what the device of that rank measured.
+    pub fn take(&mut self, rank: usize, kind: ReportKind) {
         match kind {
             // One per labelled row; of copies one vector per copy.
-            ReportKind::Losses { m, rows } => drop(self.base.insert(m, rows)),
-            ReportKind::CopyLosses { group, rows } => self.losses.extend(keys(&group).zip(rows)),
+            ReportKind::Losses { m, rows } => put(self.base.entry(m).or_default(), rank, rows),
+            ReportKind::CopyLosses { group, rows } => {
+                keys(&group).zip(rows).for_each(|(key, rows)| put(self.losses.entry(key).or_default(), rank, rows));
+            }
             // Of the exit head's base, then of the copies.
             ReportKind::ExitLosses { group, rows } => {
                 if let Some((base, copies)) = rows.split_first() {
-                    self.exit.extend(keys(&group).zip(copies.iter().map(|c| difference(c, base))));
+                    keys(&group).zip(copies).for_each(|(key, copy)| put(self.exit.entry(key).or_default(), rank, difference(copy, base)));
                 }
             }
-            ReportKind::Dots { group, values } => self.dots.extend(keys(&group).zip(values)),
+            ReportKind::Dots { group, values } => {
+                keys(&group).zip(values).for_each(|(key, value)| put(self.dots.entry(key).or_default(), rank, value));
+            }
             _ => {}
         }
     }
 
     /// Mean loss.
     pub fn loss(&self, labels: usize) -> f64 {
-        self.base.values().flatten().map(|l| f64::from(*l)).sum::<f64>() / labels as f64
+        self.base.values().flat_map(BTreeMap::values).flatten().map(|l| f64::from(*l)).sum::<f64>() / labels as f64
     }
 
     fn measured(&self, key: ReadoutKey, readout_at_loss: bool, labels: usize) -> Result<f64> {
         let missing = || Error::execution(format!("direction {} of micro-batch {} was never read", key.1, key.0));
         if !readout_at_loss {
-            return self.dots.get(&key).map(|d| f64::from(*d)).ok_or_else(missing);
+            return self.dots.get(&key).map(|parts| parts.values().map(|d| f64::from(*d)).sum()).ok_or_else(missing);
         }
         let (copy, base) = (self.losses.get(&key).ok_or_else(missing)?, self.base.get(&key.0).ok_or_else(missing)?);
-        Ok(difference(copy, base) / labels as f64)
+        Ok(difference(copy.values().flatten(), base.values().flatten()) / labels as f64)
     }
 
     /// Direction words and coefficients in the order of the sum, and the slopes of the main directions.
@@ -88,7 +99,8 @@ impl Readouts {
             }
             for g in w.exit_groups(m) {
                 for key in keys(&g) {
-                    let sum = self.exit.get(&key).ok_or_else(|| Error::execution("an exit direction was never read"))?;
+                    let parts = self.exit.get(&key).ok_or_else(|| Error::execution("an exit direction was never read"))?;
+                    let sum: f64 = parts.values().sum();
                     slopes.push((Domain::Exit, m, key.1, spec.slope(sum / labels as f64, None)));
                 }
             }

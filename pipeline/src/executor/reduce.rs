@@ -1,4 +1,5 @@
-//! Gradients of the copies of a layer that several pipelines train: their sum is what each copy's optimiser takes.
+//! Gradients that several devices have parts of, the members of a stage or the pipelines that train copies of a layer: their sum is what each
+//! optimiser takes.
 
 use std::collections::BTreeMap;
 use zofo_hal::perturb::TensorId;
@@ -6,11 +7,11 @@ use zofo_hal::perturb::TensorId;
 /// Gradients by tensor.
 pub(super) type Gradients = BTreeMap<TensorId, Vec<f32>>;
 
-/// Sums over the stages, tensor by tensor, in the order of the stages whichever worker was first: f32 additions, one pipeline after the other.
-pub(super) fn sum(mut of_stages: Vec<(usize, Gradients)>) -> Gradients {
-    of_stages.sort_by_key(|(stage, _)| *stage);
+/// Sums over stages and ranks, tensor by tensor, in their order whichever device was first: f32 additions, one after the other.
+pub(super) fn sum(mut of_stages: Vec<(usize, usize, Gradients)>) -> Gradients {
+    of_stages.sort_by_key(|(stage, rank, _)| (*stage, *rank));
     let mut sums = Gradients::new();
-    for (id, gradient) in of_stages.into_iter().flat_map(|(_, g)| g) {
+    for (id, gradient) in of_stages.into_iter().flat_map(|(.., g)| g) {
         match sums.get_mut(&id) {
             None => drop(sums.insert(id, gradient)),
             Some(sum) => sum.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),

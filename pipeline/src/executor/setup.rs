@@ -36,7 +36,7 @@ impl StageDevice {
 pub struct Setup {
     /// Who does what, in which order.
     pub plan: Plan,
-    /// One device per worker of the plan ([`Plan::workers`]).
+    /// The devices of the plan, in the order of [`Plan::devices`].
     pub devices: Vec<StageDevice>,
     /// The base model.
     pub source: SharedSource,
@@ -110,7 +110,7 @@ pub struct StepOutcome {
     pub journal: Option<Entry>,
     /// Wall-clock time.
     pub elapsed: Duration,
-    /// Per worker: what it did and when.
+    /// Per device of the plan: what it did and when.
     pub timeline: Vec<Vec<Span>>,
 }
 
@@ -118,9 +118,9 @@ pub struct StepOutcome {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The adapters; of several pipelines, which have the same, those of the first.
+    /// The adapters, each once: devices that have copies have the same.
     pub adapter: HostAdapter,
-    /// State of each stage's optimiser, those of every copy of a layer included; empty for a frozen stage.
+    /// State of every device's optimiser of each stage, copies of a layer included; empty for a frozen stage.
     pub optimisers: Vec<Vec<u8>>,
 }
 

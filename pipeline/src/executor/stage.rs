@@ -4,16 +4,17 @@ mod backward;
 mod forward;
 
 use super::{
-    protocol::UpdateOrder,
+    protocol::{ReportKind, UpdateOrder},
     reduce::Gradients,
     setup::{Setup, Snapshot, StepInput},
+    sharing::Sharing,
     worker::Shared,
 };
 use crate::{
     estimator::{EstimatorName, EstimatorSpec},
     ir::{Action, Group, Readout, Role},
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use zofo_hal::{
     Error, Result, TensorArg,
     perturb::{Direction, Distribution, Domain, Noise, NoiseParams, Tier},
@@ -26,11 +27,11 @@ use zofo_ops::{
 };
 
 /// The part of the model that a stage loads.
-pub(super) fn slice_spec(setup: &Setup, stage: usize) -> SliceSpec {
+pub(super) fn slice_spec(setup: &Setup, stage: usize, rank: usize) -> SliceSpec {
     let schedule = &setup.plan.schedule;
     let mut spec = SliceSpec::new(setup.source.config(), setup.plan.stages[stage].layers.clone());
     spec.positions = setup.positions;
-    spec.compute = setup.devices[schedule.placement[stage]].compute;
+    spec.compute = setup.devices[rank].compute;
     // By its role in the order of work: the oracle needs exact gradients of stages that learn otherwise.
     spec.backward = schedule.workload.roles[stage] == Role::FirstOrder;
     spec.recompute = setup.recompute && spec.backward;
@@ -57,6 +58,8 @@ struct Kept {
     copies: HashMap<Group, TensorArg>,
     rank: HashMap<u32, RankActivations>,
     delta: HashMap<u32, TensorArg>,
+    /// Micro-batches whose gradient at the cut has come; it is kept no longer than it is read.
+    came: HashSet<u32>,
     /// Groups read at the cut.
     read: HashMap<u32, usize>,
 }
@@ -75,7 +78,15 @@ pub(super) struct Measured {
 pub(super) struct Stage {
     /// Its number in the plan.
     pub index: usize,
+    /// Which of the worker's divisions of micro-batches is its own.
+    pub division: usize,
     role: Role,
+    /// Whether this device says what all members of the stage know.
+    speaks: bool,
+    /// Whether others have gradients of the same tensors.
+    adds_gradients: bool,
+    /// Place of its optimiser among all.
+    slot: usize,
     slice: Slice,
     adapters: Adapters,
     optimiser: Option<Optimiser>,
@@ -84,7 +95,15 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    pub fn load(runner: &mut Runner, importer: &mut Importer, setup: &Setup, index: usize, spec: &SliceSpec) -> Result<Self> {
+    pub fn load(
+        runner: &mut Runner,
+        importer: &mut Importer,
+        setup: &Setup,
+        sharing: &Sharing,
+        rank: usize,
+        index: usize,
+        spec: &SliceSpec,
+    ) -> Result<Self> {
         let slice = Slice::load(runner, importer, &*setup.source, spec)?;
         let mut adapters = Adapters::from_host(runner, &slice, &setup.adapter)?;
         let role = setup.plan.stages[index].role;
@@ -100,7 +119,19 @@ impl Stage {
             Role::ZerothOrder => Some(Optimiser::zeroth_order(runner, &adapters, setup.zeroth_order, factors(&setup.estimator))?),
             Role::Frozen => None,
         };
-        Ok(Self { index, role, slice, adapters, optimiser, noise: HashMap::new(), kept: Kept::default() })
+        Ok(Self {
+            index,
+            division: 0,
+            role,
+            speaks: sharing.speaks(index, rank),
+            adds_gradients: sharing.adds_gradients(index),
+            slot: sharing.slot(index, rank),
+            slice,
+            adapters,
+            optimiser,
+            noise: HashMap::new(),
+            kept: Kept::default(),
+        })
     }
 
     /// Nothing kept, no gradient.
@@ -114,9 +145,9 @@ impl Stage {
         self.kept = Kept::default();
     }
 
-    /// Whether the gradient of `m` at the cut is here already.
-    pub fn has_delta(&self, m: u32) -> bool {
-        self.kept.delta.contains_key(&m)
+    /// Whether the gradient of `m` at the cut has come already.
+    pub fn had_delta(&self, m: u32) -> bool {
+        self.kept.came.contains(&m)
     }
 
     /// The buffers that a rehearsal must not use; it makes others.
@@ -144,10 +175,24 @@ impl Stage {
         }
     }
 
-    /// The gradients of its micro-batches, by tensor.
+    /// Tells what a member of the stage found; what all of them know, one says.
+    fn tell(&self, shared: &Shared, kind: ReportKind) {
+        if self.speaks {
+            shared.tell(kind);
+        }
+    }
+
+    /// Keeps the gradient at the cut for readouts to come.
+    pub fn keep_delta(&mut self, m: u32, delta: TensorArg) {
+        self.kept.came.insert(m);
+        self.kept.delta.insert(m, delta);
+    }
+
+    /// The gradients of its micro-batches, by tensor, where others have some of them too.
     pub fn gradients(&self, shared: &mut Shared) -> Result<Gradients> {
         let mut all = Gradients::default();
-        for t in self.optimiser.iter().flat_map(Optimiser::tensors) {
+        let added = self.optimiser.iter().filter(|_| self.adds_gradients);
+        for t in added.flat_map(Optimiser::tensors) {
             if let Some(grad) = &t.grad {
                 all.insert(t.id, shared.runner.read_f32(grad)?);
             }
@@ -155,9 +200,10 @@ impl Stage {
         Ok(all)
     }
 
-    /// Puts the sums of all copies in the place of its own gradients.
+    /// Puts the sums of all in the place of its own gradients.
     pub fn take_gradients(&mut self, shared: &mut Shared, sums: &Gradients) -> Result<()> {
-        for t in self.optimiser.iter().flat_map(Optimiser::tensors) {
+        let added = self.optimiser.iter().filter(|_| self.adds_gradients);
+        for t in added.flat_map(Optimiser::tensors) {
             if let (Some(grad), Some(sum)) = (&t.grad, sums.get(&t.id)) {
                 shared.runner.upload_f32(grad, sum)?;
             }
@@ -221,7 +267,7 @@ impl Stage {
     pub fn import(&mut self, shared: &mut Shared, snapshot: &Snapshot) -> Result<()> {
         self.adapters.restore(&mut shared.runner, &snapshot.adapter)?;
         match &mut self.optimiser {
-            Some(o) => o.import(&mut shared.runner, &snapshot.optimisers[self.index]),
+            Some(o) => o.import(&mut shared.runner, &snapshot.optimisers[self.slot]),
             None => Ok(()),
         }
     }

@@ -1,17 +1,21 @@
-//! A worker: one device, one thread, and the stages that are placed on it. It goes through its list and does what the coordinator says.
+//! A worker: one device, one thread, and the stages that are placed on it. It goes through its list and does what the coordinator says. Where several
+//! devices share the stages, each has a worker that goes through the same list and does its part.
 
 use super::{
     link::Links,
     protocol::{Command, Report, ReportKind, UpdateOrder},
     setup::{Setup, StepInput},
+    sharing::{Blocks, Piece, Sharing},
     stage::Stage,
 };
 use crate::{
     estimator::EstimatorSpec,
     events::Span,
     ir::{Action, Payload, Step, Workload},
+    plan::describe_stages,
 };
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::{
         Arc, Mutex,
@@ -46,10 +50,14 @@ pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 /// Everything a worker thread starts from.
 pub(super) struct WorkerSetup {
-    pub worker: usize,
+    /// Its number among the plan's devices.
+    pub rank: usize,
+    /// The list that it goes through.
+    pub list: Vec<Step>,
     /// The stages that are placed on it, and the parts of the model that they load.
     pub stages: Vec<(usize, SliceSpec)>,
     pub setup: Setup,
+    pub sharing: Arc<Sharing>,
     pub links: Links,
     pub importer: Arc<Mutex<Importer>>,
     pub orders: Receiver<Command>,
@@ -58,31 +66,37 @@ pub(super) struct WorkerSetup {
 
 impl WorkerSetup {
     pub fn run(self) {
-        let (worker, report) = (self.worker, self.report.clone());
-        let (plan, own) = (self.setup.plan.clone(), self.stages.iter().map(|(s, _)| *s).collect::<Vec<_>>());
+        let (rank, report) = (self.rank, self.report.clone());
+        let device = self.setup.plan.devices().get(rank).map_or_else(String::new, |d| (*d).to_owned());
+        let own: Vec<usize> = self.stages.iter().map(|(s, _)| *s).collect();
         let panicked = || Err(Error::execution("the worker panicked; this is a bug of zofo").into());
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work())).unwrap_or_else(|_| panicked());
         let kind = match outcome {
             Ok(()) => ReportKind::Stopped,
-            Err(Failure { stage, error }) => ReportKind::Failed(error.context(plan.describe_stages(&stage.map_or(own, |s| vec![s])))),
+            Err(Failure { stage, error }) => ReportKind::Failed(error.context(describe_stages(&stage.map_or(own, |s| vec![s]), &device))),
         };
         // The coordinator may be gone already.
-        let _ = report.send(Report { worker, kind });
+        let _ = report.send(Report { rank, kind });
     }
 
     fn work(self) -> Outcome<()> {
-        let Self { worker, stages, setup, links, importer, orders, report } = self;
-        let schedule = &setup.plan.schedule;
-        let mut runner = Runner::new(setup.devices[worker].device.clone())?;
-        let mut loaded = Vec::with_capacity(stages.len());
+        let Self { rank, list, stages, setup, sharing, links, importer, orders, report } = self;
+        let mut runner = Runner::new(setup.devices[rank].device.clone())?;
+        let mut loaded: Vec<Stage> = Vec::with_capacity(stages.len());
+        // A stage of each way in which micro-batches are divided.
+        let mut divisions: Vec<usize> = Vec::new();
         for (index, spec) in stages {
             let mut importer = importer.lock().map_err(|_| Error::new(ErrorKind::Cancelled, "another worker failed to load"))?;
-            loaded.push(Stage::load(&mut runner, &mut importer, &setup, index, &spec).map_err(at(index))?);
+            let mut stage = Stage::load(&mut runner, &mut importer, &setup, &sharing, rank, index, &spec).map_err(at(index))?;
+            stage.division = divisions.iter().position(|d| sharing.same_rows(*d, index)).unwrap_or_else(|| {
+                divisions.push(index);
+                divisions.len() - 1
+            });
+            loaded.push(stage);
         }
         let mut worker = Worker {
             stages: loaded,
-            list: schedule.lists[worker].clone(),
-            placement: schedule.placement.clone(),
+            list,
             links,
             handed_over: HashMap::new(),
             spans: Vec::new(),
@@ -90,11 +104,13 @@ impl WorkerSetup {
             positions: setup.positions,
             shared: Shared {
                 runner,
-                batches: Vec::new(),
-                workload: schedule.workload.clone(),
+                batches: vec![Vec::new(); divisions.len()],
+                divisions,
+                workload: setup.plan.schedule.workload.clone(),
+                sharing,
                 estimator: setup.estimator.clone(),
                 seed: setup.seed,
-                worker,
+                rank,
                 report,
                 rehearsing: false,
             },
@@ -102,8 +118,9 @@ impl WorkerSetup {
         let activation_bytes = match setup.capacity {
             None => 0,
             Some(capacity) => {
-                worker.make_room(capacity)?;
-                worker.rehearse(capacity)?
+                let capacities = worker.capacities(capacity);
+                worker.make_room(&capacities)?;
+                worker.rehearse(&capacities)?
             }
         };
         worker.shared.tell(ReportKind::Ready { activation_bytes });
@@ -114,12 +131,16 @@ impl WorkerSetup {
 /// What the stages of a worker have in common.
 pub(super) struct Shared {
     pub runner: Runner,
-    /// The step's micro-batches.
-    pub batches: Vec<DeviceBatch>,
+    /// The worker's part of the step's micro-batches, in each way that its stages divide them.
+    pub batches: Vec<Vec<DeviceBatch>>,
+    /// A stage that divides them so.
+    pub divisions: Vec<usize>,
     pub workload: Workload,
+    pub sharing: Arc<Sharing>,
     pub estimator: EstimatorSpec,
     pub seed: u64,
-    worker: usize,
+    /// The device's number among the plan's.
+    pub rank: usize,
     report: Sender<Report>,
     /// Whether actions run on a stand-in for the device, so that nobody is to hear of them.
     pub rehearsing: bool,
@@ -131,39 +152,43 @@ impl Shared {
             return;
         }
         // Only fails when the coordinator is gone, which the next wait for a command notices.
-        let _ = self.report.send(Report { worker: self.worker, kind });
+        let _ = self.report.send(Report { rank: self.rank, kind });
     }
 
-    /// Live rows of every block as one vector.
-    fn download(&mut self, m: u32, t: &TensorArg) -> Result<Arc<Vec<f32>>> {
-        let batch = &self.batches[m as usize];
-        let (block, live) = (batch.block_rows(), batch.rows());
-        let mut data = Vec::with_capacity(t.spec.rows / block * live * t.spec.cols);
-        for c in 0..t.spec.rows / block {
-            data.extend(self.runner.read_f32(&t.rows(c * block, live))?);
+    /// Pieces of a tensor that holds `blocks` of rows from `first` on, as one vector.
+    fn download(&mut self, batch: (usize, u32), t: &TensorArg, blocks: &Blocks, first: usize, pieces: &[Piece]) -> Result<Arc<Vec<f32>>> {
+        let block = self.batches[batch.0][batch.1 as usize].block_rows();
+        let mut data = Vec::with_capacity(pieces.iter().map(|p| p.rows.len() * t.spec.cols).sum());
+        for piece in pieces {
+            data.extend(self.runner.read_f32(&t.rows(start_of(piece, blocks, first, block)?, piece.rows.len()))?);
         }
         Ok(Arc::new(data))
     }
 
-    fn place(&mut self, m: u32, blocks: usize, cols: usize, data: &[f32]) -> Result<TensorArg> {
-        let batch = &self.batches[m as usize];
-        let (block, live) = (batch.block_rows(), batch.rows());
-        if data.len() != blocks * live * cols {
-            return Err(Error::execution(format!("{} values arrived for {blocks} blocks of [{live}, {cols}]", data.len())));
+    /// The reverse of [`Shared::download`].
+    fn place(&mut self, batch: (usize, u32), t: &TensorArg, blocks: &Blocks, first: usize, pieces: &[Piece], data: &[f32]) -> Result<()> {
+        let block = self.batches[batch.0][batch.1 as usize].block_rows();
+        let mut rest = data;
+        for piece in pieces {
+            let n = piece.rows.len() * t.spec.cols;
+            let wrong = || Error::execution(format!("{} values arrived for {pieces:?} of {} columns", data.len(), t.spec.cols));
+            let (values, behind) = rest.split_at_checked(n).ok_or_else(wrong)?;
+            self.runner.upload_f32(&t.rows(start_of(piece, blocks, first, block)?, piece.rows.len()), values)?;
+            rest = behind;
         }
-        let t = self.runner.temp(DType::F32, blocks * block, cols)?;
-        for (c, chunk) in data.chunks(live * cols).enumerate() {
-            self.runner.upload_f32(&t.rows(c * block, live), chunk)?;
-        }
-        Ok(t)
+        Ok(())
     }
+}
+
+/// Row of a tensor at which a piece starts.
+fn start_of(piece: &Piece, blocks: &Blocks, first: usize, block_rows: usize) -> Result<usize> {
+    let position = blocks.position(piece.block).ok_or_else(|| Error::execution(format!("a tensor without {:?}", piece.block)))?;
+    Ok(position * block_rows + piece.rows.start - first)
 }
 
 pub(super) struct Worker {
     pub stages: Vec<Stage>,
     list: Vec<Step>,
-    /// Worker of each stage of the pipeline.
-    placement: Vec<usize>,
     links: Links,
     /// Messages between the worker's own stages, where they lie on the device. Nobody waits for one: the list has its sender first.
     pub handed_over: HashMap<(usize, usize, Payload), TensorArg>,
@@ -181,7 +206,7 @@ impl Worker {
             match orders.recv() {
                 Ok(Command::Step { input, begin }) => {
                     self.step(&input, begin)?;
-                    if !self.shared.workload.chains.is_empty() {
+                    if self.shared.sharing.any_adds_gradients() {
                         let gradients = self.each(|stage, shared| stage.gradients(shared))?;
                         self.shared.tell(ReportKind::Gradients(gradients));
                         let Ok(Command::Reduced(sums)) = orders.recv() else { return Ok(()) };
@@ -240,15 +265,22 @@ impl Worker {
     }
 
     fn take(&mut self, step: Step, input: &StepInput, begin: Instant) -> Result<()> {
-        let Step { action, .. } = step;
         let position = self.stages.iter().position(|s| s.index == step.stage());
         let position = position.ok_or_else(|| Error::invalid(format!("stage {} is not on this worker", step.stage)))?;
-        let received = self.receive(position, &action, input)?;
+        // A member that has no part in an action still takes what comes for it, as the order of messages is that of the list.
+        let received = self.receive(position, &step.action, input)?;
+        let stage = &mut self.stages[position];
+        let m = step.action.micro_batch().unwrap_or(0);
+        let has_rows = self.shared.batches[stage.division][m as usize].rows() > 0;
+        let Some(own) = self.shared.sharing.narrow(step.stage(), self.shared.rank, &step.action).filter(|_| has_rows) else {
+            received.into_iter().for_each(|delta| stage.keep_delta(m, delta));
+            return Ok(());
+        };
         let start = begin.elapsed();
-        let out = self.stages[position].act(&mut self.shared, &action, input.step, received)?;
-        self.spans.push(Span { step, start, end: begin.elapsed() });
+        let out = stage.act(&mut self.shared, &own, input.step, received)?;
+        self.spans.push(Span { step: Step { action: own, ..step }, start, end: begin.elapsed() });
         match out {
-            Some(out) => self.send(step.stage(), &action, &out),
+            Some(out) => self.send(position, &step.action, &own, &out, input),
             None => Ok(()),
         }
     }
@@ -256,51 +288,79 @@ impl Worker {
     /// Waits for what the action needs, except gradients that are here already.
     fn receive(&mut self, position: usize, action: &Action, input: &StepInput) -> Result<Option<TensorArg>> {
         let stage = &self.stages[position];
-        let to = stage.index;
+        let (to, division, rank) = (stage.index, stage.division, self.shared.rank);
         let Some((from, payload)) = self.shared.workload.consumes(to, action) else { return Ok(None) };
-        let (m, blocks) = match payload {
-            Payload::Delta { m } if stage.has_delta(m) => return Ok(None),
-            Payload::Hidden { m } | Payload::Delta { m } => (m, 1),
-            Payload::Copies(g) | Payload::ExitCopies(g) => (g.m, g.copies(self.shared.workload.form).total()),
-        };
-        if self.placement[from] == self.placement[to] {
-            let missing = || Error::execution(format!("{payload:?} of stage {from} is not there yet"));
-            return self.handed_over.remove(&(from, to, payload)).ok_or_else(missing).map(Some);
+        let m = payload.micro_batch();
+        if matches!(payload, Payload::Delta { .. }) && stage.had_delta(m) {
+            return Ok(None);
         }
-        let data = match self.shared.rehearsing {
-            true => Arc::new(vec![0.0; blocks * input.batches[m as usize].rows() * self.hidden]),
-            false => self.links.receive(from, to, payload)?,
-        };
-        self.shared.place(m, blocks, self.hidden, &data).map(Some)
+        if let Some(tensor) = self.handed_over.remove(&(from, to, payload)) {
+            return Ok(Some(tensor));
+        }
+        let blocks = self.shared.sharing.blocks(to, rank, &payload);
+        let batch = &self.shared.batches[division][m as usize];
+        if blocks.len() == 0 || batch.rows() == 0 {
+            return Ok(None);
+        }
+        let tensor = self.shared.runner.temp(DType::F32, blocks.len() * batch.block_rows(), self.hidden)?;
+        if self.shared.rehearsing {
+            return Ok(Some(tensor));
+        }
+        let ends = &input.batches[m as usize].cu_seqlens;
+        let first = self.shared.sharing.part(to, rank, &payload, ends).rows.start;
+        for (sender, pieces) in self.shared.sharing.routes(from, to, rank, &payload, ends)? {
+            let data = self.links.receive(from, to, sender, payload)?;
+            self.shared.place((division, m), &tensor, &blocks, first, &pieces, &data)?;
+        }
+        Ok(Some(tensor))
     }
 
-    fn send(&mut self, from: usize, action: &Action, out: &TensorArg) -> Result<()> {
+    /// Sends what an action put out to all that need a part of it.
+    fn send(&mut self, position: usize, action: &Action, own: &Action, out: &TensorArg, input: &StepInput) -> Result<()> {
+        let stage = &self.stages[position];
+        let (from, division, rank) = (stage.index, stage.division, self.shared.rank);
         let m = action.micro_batch().unwrap_or(0);
-        let block = self.shared.batches[m as usize].block_rows();
-        let mut sent: Vec<(TensorArg, Arc<Vec<f32>>)> = Vec::new();
+        let sharing = self.shared.sharing.clone();
+        let blocks = Blocks::put_out(own, self.shared.workload.form);
+        let ends = &input.batches[m as usize].cu_seqlens;
+        let mut sent: Vec<(Vec<Piece>, Arc<Vec<f32>>)> = Vec::new();
         for (to, payload) in self.shared.workload.produces(from, action) {
-            // At the cut one action makes two messages: the base, and the copies without it.
-            let tensor = match (action, payload) {
-                (Action::PerturbedForward(_), Payload::Hidden { .. }) => out.rows(0, block),
-                (Action::PerturbedForward(g), Payload::Copies(p)) if g.with_base && !p.with_base => out.rows(block, out.spec.rows - block),
-                _ => out.clone(),
-            };
-            if self.placement[from] == self.placement[to] {
-                self.handed_over.insert((from, to, payload), tensor);
-                continue;
-            }
             if self.shared.rehearsing {
+                if sharing.ranks(to).contains(&rank) && sharing.hands_over(from, to, rank, &payload) {
+                    let tensor = self.part_of(division, m, out, &blocks, &sharing.blocks(to, rank, &payload));
+                    self.handed_over.insert((from, to, payload), tensor?);
+                }
                 continue;
             }
-            let same = sent.iter().find(|(t, _)| t.offset == tensor.offset && t.spec == tensor.spec).map(|(_, d)| d.clone());
-            let data = match same {
-                Some(data) => data,
-                None => self.shared.download(m, &tensor)?,
-            };
-            sent.push((tensor, data.clone()));
-            self.links.send(from, to, payload, data)?;
+            let first = sharing.part(from, rank, &payload, ends).rows.start;
+            for reader in sharing.ranks(to) {
+                if reader == rank && sharing.hands_over(from, to, rank, &payload) {
+                    let tensor = self.part_of(division, m, out, &blocks, &sharing.blocks(to, rank, &payload))?;
+                    self.handed_over.insert((from, to, payload), tensor);
+                    continue;
+                }
+                let routes = sharing.routes(from, to, reader, &payload, ends)?;
+                let Some((_, pieces)) = routes.into_iter().find(|(sender, _)| *sender == rank) else { continue };
+                let same = sent.iter().find(|(p, _)| *p == pieces).map(|(_, d)| d.clone());
+                let data = match same {
+                    Some(data) => data,
+                    None => self.shared.download((division, m), out, &blocks, first, &pieces)?,
+                };
+                sent.push((pieces, data.clone()));
+                match reader == rank {
+                    true => self.links.keep(from, to, rank, payload, data),
+                    false => self.links.send(from, to, reader, payload, data)?,
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The blocks of a tensor that a message has.
+    fn part_of(&self, division: usize, m: u32, out: &TensorArg, blocks: &Blocks, wanted: &Blocks) -> Result<TensorArg> {
+        let rows = self.shared.batches[division][m as usize].block_rows();
+        let first = blocks.within(wanted).ok_or_else(|| Error::execution(format!("{wanted:?} of a tensor of {blocks:?}")))?;
+        Ok(out.rows(first * rows, wanted.len() * rows))
     }
 
     fn update(&mut self, input: &StepInput, order: &UpdateOrder, begin: Instant) -> Outcome<()> {
@@ -313,13 +373,31 @@ impl Worker {
         Ok(())
     }
 
-    pub fn upload(&mut self, input: &StepInput) -> Result<()> {
+    /// Puts the device's part of every micro-batch where its stages find it.
+    fn upload(&mut self, input: &StepInput) -> Result<()> {
         let scale = 1.0 / input.labels() as f32;
-        let held = self.shared.batches.iter().map(DeviceBatch::capacity);
-        if let Some(wanted) = input.batches.iter().map(Capacity::of).chain(held).reduce(Capacity::max) {
-            self.make_room(wanted)?;
+        let (sharing, rank) = (self.shared.sharing.clone(), self.shared.rank);
+        let mut capacities = Vec::new();
+        let mut parts: Vec<Vec<Cow<'_, MicroBatch>>> = Vec::new();
+        for (stage, held) in self.shared.divisions.iter().zip(&self.shared.batches) {
+            let part = |batch: &'_ MicroBatch| {
+                let own = sharing.sequences(*stage, rank, &batch.cu_seqlens);
+                (own != (0..batch.sequences())).then(|| batch.part(own))
+            };
+            let own: Vec<_> = input.batches.iter().map(|b| part(b).map_or(Cow::Borrowed(b), Cow::Owned)).collect();
+            let held = held.iter().map(DeviceBatch::capacity);
+            capacities.extend(own.iter().map(|b| Capacity::of(b)).chain(held).reduce(Capacity::max));
+            parts.push(own);
         }
+        self.make_room(&capacities)?;
+        for (division, parts) in parts.iter().enumerate() {
+            self.fill(division, parts.iter().map(|b| &**b), scale)?;
+        }
+        Ok(())
+    }
+
+    pub fn fill<'b>(&mut self, division: usize, parts: impl Iterator<Item = &'b MicroBatch>, scale: f32) -> Result<()> {
         let Shared { runner, batches, .. } = &mut self.shared;
-        batches.iter_mut().zip(&input.batches).try_for_each(|(to, batch): (_, &MicroBatch)| to.upload(runner, batch, scale))
+        batches[division].iter_mut().zip(parts).try_for_each(|(to, batch)| to.upload(runner, batch, scale))
     }
 }

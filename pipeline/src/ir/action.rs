@@ -209,6 +209,14 @@ pub enum Payload {
 }
 
 impl Payload {
+    /// The micro-batch that it is of.
+    pub fn micro_batch(&self) -> u32 {
+        match self {
+            Self::Hidden { m } | Self::Delta { m } => *m,
+            Self::Copies(g) | Self::ExitCopies(g) => g.m,
+        }
+    }
+
     /// Which of a link's channels carries it.
     pub fn lane(&self) -> Lane {
         match self {

@@ -1,11 +1,11 @@
 //! A planner's plan as one that trains: the same stages, placement and order.
 
-use super::{Plan, PlanRequest, StagePlan};
+use super::{Plan, PlanRequest, StageMember, StagePlan};
 use crate::{
     cluster::{DeviceEntry, Kind},
     estimator::EstimatorName,
     ir::{Readout, Role},
-    planner::{Outcome, Problem, StageLayout},
+    planner::{Member, Outcome, Problem},
 };
 use zofo_hal::{Error, Result};
 
@@ -29,12 +29,13 @@ impl PlanRequest<'_> {
         }
         self.learns(outcome, estimator)?;
         let stages = layout.stages.iter().enumerate().map(|(i, stage)| {
-            let entry = self.device(p, i, stage)?;
-            Ok(StagePlan { device: entry.name.clone(), layers: stage.layers.clone(), role: stage.role })
+            let members = stage.members.iter().map(|m| Ok(StageMember::new(&*self.device(p, i, stage.role, m)?.name, m.share)));
+            Ok(StagePlan::group(members.collect::<Result<_>>()?, stage.split, stage.layers.clone(), stage.role))
         });
         let stages = stages.collect::<Result<Vec<_>>>()?;
         for d in &self.cluster.devices {
-            let planned: usize = stages.iter().filter(|s| s.device == d.name).map(|s| s.layers.len()).sum();
+            let on = |s: &&StagePlan| s.members.iter().any(|m| m.device == d.name);
+            let planned: usize = stages.iter().filter(on).map(|s| s.layers.len()).sum();
             if let Some(given) = d.layers.filter(|given| planned > 0 && planned != *given) {
                 return Err(Error::invalid(format!(
                     "device `{}` takes {given} layers by the cluster and {planned} by the plan; leave `layers` out of the cluster, the plan says it",
@@ -44,7 +45,9 @@ impl PlanRequest<'_> {
         }
         layout.check(p)?;
         crate::check::check(schedule)?;
-        Ok(Plan { name: outcome.name, stages, schedule: schedule.clone() })
+        let plan = Plan { name: outcome.name, stages, schedule: schedule.clone() };
+        plan.check_members()?;
+        Ok(plan)
     }
 
     /// Whether zeroth-order stages learn as the request has it.
@@ -73,22 +76,14 @@ impl PlanRequest<'_> {
         Ok(())
     }
 
-    /// The cluster's entry for the device of a stage.
-    fn device(&self, p: &Problem, index: usize, stage: &StageLayout) -> Result<&DeviceEntry> {
-        let [member] = stage.members[..] else {
-            let devices = p.names(&stage.members.iter().map(|m| m.device).collect::<Vec<_>>());
-            return Err(Error::invalid(format!(
-                "stage {index} of the plan, layers {} to {}, is shared by {devices}; training runs a stage on one device: plan with `hybridop`, \
-                 `1f1b-min-max` or `zb-h1`, or with `hdp`, which puts whole pipelines side by side",
-                stage.layers.start, stage.layers.end
-            )));
-        };
+    /// The cluster's entry for a device of a stage.
+    fn device(&self, p: &Problem, index: usize, role: Role, member: &Member) -> Result<&DeviceEntry> {
         let name = &p.device(member.device).name;
         let entry = self.cluster.devices.iter().find(|d| d.name == *name).ok_or_else(|| {
             let known: Vec<_> = self.cluster.devices.iter().map(|d| d.name.as_str()).collect();
             Error::invalid(format!("the plan uses device `{name}`, which is not in the cluster; there are: {}", known.join(", ")))
         })?;
-        if stage.role == Role::FirstOrder && entry.kind == Kind::BpFree {
+        if role == Role::FirstOrder && entry.kind == Kind::BpFree {
             return Err(Error::invalid(format!(
                 "stage {index} of the plan backpropagates on `{name}`, which only runs forward (bp-free); plan with --trainable, or without an \
                  fo_speed for it"

@@ -23,7 +23,12 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use zofo_hal::{Error, ErrorKind, Result};
-use zofo_pipeline::{events::StepReport, ir::Step, journal::Entry, plan::Plan};
+use zofo_pipeline::{
+    events::StepReport,
+    ir::Step,
+    journal::Entry,
+    plan::{Plan, StageMember},
+};
 
 use crate::{events::When, summary::Summary};
 
@@ -354,10 +359,11 @@ impl LogFile {
 
 fn plan_json(plan: &Plan, model_layers: usize) -> Value {
     let w = &plan.schedule.workload;
+    let members = |all: &[StageMember]| all.iter().map(|m| json!([m.device, m.share])).collect::<Vec<_>>();
     let stages: Vec<Value> = (plan.stages.iter().enumerate())
         .map(|(s, stage)| {
             json!({
-                "device": stage.device,
+                "devices": members(&stage.members),
                 "layers": [stage.layers.start, stage.layers.end],
                 "role": stage.role.name(),
                 "actions": plan.schedule.actions(s).map(|a| a.to_string()).collect::<Vec<_>>(),
@@ -366,10 +372,11 @@ fn plan_json(plan: &Plan, model_layers: usize) -> Value {
         .collect();
     let order = |list: &Vec<Step>| list.iter().map(ToString::to_string).collect::<Vec<_>>();
     let workers: Vec<Value> = plan
-        .workers()
-        .into_iter()
-        .zip(&plan.schedule.lists)
-        .map(|(device, list)| json!({"device": device, "order": order(list)}))
+        .schedule
+        .lists
+        .iter()
+        .enumerate()
+        .map(|(worker, list)| json!({"devices": members(plan.members(worker)), "order": order(list)}))
         .collect();
     json!({
         "schedule": plan.name.name(),

@@ -12,13 +12,13 @@ impl Stage {
     pub(super) fn backward(&mut self, shared: &mut Shared, m: u32, received: Option<TensorArg>) -> Result<Option<TensorArg>> {
         let dh = self.output_gradient(shared, m, received)?;
         let saved = self.saved(m)?;
-        self.slice.backward(&mut shared.runner, &shared.batches[m as usize], &self.adapters, saved, &dh)
+        self.slice.backward(&mut shared.runner, &shared.batches[self.division][m as usize], &self.adapters, saved, &dh)
     }
 
     pub(super) fn backward_input(&mut self, shared: &mut Shared, m: u32, received: Option<TensorArg>) -> Result<Option<TensorArg>> {
         let dh = self.output_gradient(shared, m, received)?;
         let saved = self.saved(m)?;
-        let batch = &shared.batches[m as usize];
+        let batch = &shared.batches[self.division][m as usize];
         let (dx, gradients) = self.slice.backward_input(&mut shared.runner, batch, &self.adapters, saved, &dh)?;
         self.kept.gradients.insert(m, gradients);
         Ok(dx)
@@ -27,7 +27,7 @@ impl Stage {
     pub(super) fn backward_weight(&mut self, shared: &mut Shared, m: u32) -> Result<()> {
         let missing = || Error::execution("a second part of a backward pass before its first");
         let gradients = self.kept.gradients.remove(&m).ok_or_else(missing)?;
-        self.slice.backward_weight(&mut shared.runner, &shared.batches[m as usize], &self.adapters, gradients)
+        self.slice.backward_weight(&mut shared.runner, &shared.batches[self.division][m as usize], &self.adapters, gradients)
     }
 
     /// What the forward pass kept.
@@ -41,13 +41,13 @@ impl Stage {
             return Ok(dh);
         }
         let saved = self.kept.loss.remove(&m).ok_or_else(|| Error::execution("a backward pass before its loss"))?;
-        self.slice.loss_backward(&mut shared.runner, &shared.batches[m as usize], saved)
+        self.slice.loss_backward(&mut shared.runner, &shared.batches[self.division][m as usize], saved)
     }
 
     /// The gradient at the cut, which is kept for those who read it later.
     fn delta(&mut self, m: u32, received: Option<TensorArg>) -> Result<TensorArg> {
         if let Some(delta) = received {
-            self.kept.delta.insert(m, delta);
+            self.keep_delta(m, delta);
         }
         self.kept.delta.get(&m).cloned().ok_or_else(|| Error::execution("a gradient that never came"))
     }
@@ -56,7 +56,7 @@ impl Stage {
         let delta = self.delta(m, received)?;
         let missing = || Error::execution("nothing was kept for a guided estimate");
         let kept = self.kept.rank.remove(&m).ok_or_else(missing)?;
-        self.adapters.guide(&mut shared.runner, &shared.batches[m as usize], &delta, &kept)
+        self.adapters.guide(&mut shared.runner, &shared.batches[self.division][m as usize], &delta, &kept)
     }
 
     pub(super) fn boundary_dot(&mut self, shared: &mut Shared, g: Group, received: Option<TensorArg>) -> Result<()> {
@@ -68,17 +68,17 @@ impl Stage {
             Form::Tangent => None,
         };
         let out = shared.runner.temp(DType::F32, 1, g.n as usize)?;
-        let live = shared.batches[g.m as usize].live.clone();
+        let live = shared.batches[self.division][g.m as usize].live.clone();
         shared.runner.run(BoundaryDot::new(delta, h, out.clone()).base(base).live(live))?;
         let values = shared.runner.read_f32(&out)?;
         // The base is free once every group of its micro-batch has been read, those to come included.
         let read = self.kept.read.entry(g.m).or_default();
         *read += 1;
-        if *read == shared.workload.groups(g.m).len() {
+        if *read == shared.sharing.readouts(self.index, shared.rank, g.m) {
             self.kept.base.remove(&g.m);
             self.kept.delta.remove(&g.m);
         }
-        shared.tell(ReportKind::Dots { group: g, values });
+        self.tell(shared, ReportKind::Dots { group: g, values });
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ impl Stage {
     pub(super) fn forward(&mut self, shared: &mut Shared, m: u32, hidden: Option<TensorArg>) -> Result<TensorArg> {
         let start = hidden.as_ref().map_or(Input::Tokens, Input::Hidden);
         let Shared { runner, batches, workload, .. } = shared;
-        let batch = &batches[m as usize];
+        let batch = &batches[self.division][m as usize];
         let h = if self.slice.spec().backward {
             let input_grad = workload.needs_input_gradient(self.index);
             let (h, saved) = self.slice.forward_saving(runner, batch, &self.adapters, start, input_grad)?;
@@ -62,7 +62,7 @@ impl Stage {
             _ => None,
         };
         let copies = g.copies(shared.workload.form);
-        let batch = &shared.batches[g.m as usize];
+        let batch = &shared.batches[self.division][g.m as usize];
         self.slice.forward_copies(&mut shared.runner, batch, &self.adapters, start, copies, perturbation.as_ref(), None)
     }
 
@@ -71,9 +71,9 @@ impl Stage {
         let workload = &shared.workload;
         if workload.is_last(self.index) {
             let rows = self.copy_losses(shared, g, &h, false)?;
-            shared.tell(ReportKind::CopyLosses { group: g, rows });
+            self.tell(shared, ReportKind::CopyLosses { group: g, rows });
         } else if self.index + 1 == workload.cut() && workload.readout == Readout::Cut {
-            let block = shared.batches[g.m as usize].block_rows();
+            let block = shared.batches[self.division][g.m as usize].block_rows();
             if g.with_base && workload.form == Form::Value {
                 self.kept.base.insert(g.m, h.rows(0, block));
             }
@@ -87,7 +87,7 @@ impl Stage {
         let h = self.copies(shared, Domain::Exit, g, step, hidden)?;
         if self.index + 1 == shared.workload.cut() {
             let rows = self.copy_losses(shared, g, &h, true)?;
-            shared.tell(ReportKind::ExitLosses { group: g, rows });
+            self.tell(shared, ReportKind::ExitLosses { group: g, rows });
         }
         Ok(h)
     }
@@ -95,7 +95,7 @@ impl Stage {
     /// Losses of each block, one per labelled row.
     fn copy_losses(&self, shared: &mut Shared, g: Group, h: &TensorArg, exit: bool) -> Result<Vec<Vec<f32>>> {
         let copies = g.copies(shared.workload.form);
-        let batch = &shared.batches[g.m as usize];
+        let batch = &shared.batches[self.division][g.m as usize];
         let out = match exit {
             true => self.slice.exit_losses(&mut shared.runner, batch, h, copies)?,
             false => self.slice.loss(&mut shared.runner, batch, h, copies, false)?,
@@ -106,7 +106,7 @@ impl Stage {
 
     pub(super) fn loss(&mut self, shared: &mut Shared, m: u32) -> Result<()> {
         let h = self.kept.base.remove(&m).ok_or_else(|| Error::execution("a loss before its forward pass"))?;
-        let batch = &shared.batches[m as usize];
+        let batch = &shared.batches[self.division][m as usize];
         let labels = batch.labels();
         let out = self.slice.loss(&mut shared.runner, batch, &h, Copies::BASE, true)?;
         let mut rows = shared.runner.read_f32(&out.losses)?;
@@ -114,7 +114,7 @@ impl Stage {
         if let Some(saved) = out.saved {
             self.kept.loss.insert(m, saved);
         }
-        shared.tell(ReportKind::Losses { m, rows });
+        self.tell(shared, ReportKind::Losses { m, rows });
         Ok(())
     }
 }

@@ -277,7 +277,7 @@ impl TrainerBuilder {
             });
         }
         let plan = self.divide(&cluster, layers)?;
-        let cluster = cluster.only(&plan.workers())?;
+        let cluster = cluster.only(&plan.devices())?;
         memory::check(&cluster, &plan, &**model.source(), self.options.compute()?)?;
         let Some(data) = self.data.take() else {
             return Err(Error::invalid("no training data are given; give a file in CSV or JSONL"));

@@ -12,7 +12,8 @@ pub(super) fn check(cluster: &Cluster, plan: &Plan, source: &dyn WeightSource, d
     let config = source.config();
     for entry in &cluster.devices {
         let Some(memory) = entry.memory else { continue };
-        let stages: Vec<_> = plan.stages.iter().filter(|s| s.device == entry.name).map(|s| s.layers.clone()).collect();
+        let stages: Vec<_> =
+            plan.stages.iter().filter(|s| s.members.iter().any(|m| m.device == entry.name)).map(|s| s.layers.clone()).collect();
         let weights = stages.iter().flat_map(|layers| SliceSpec::new(config, layers.clone()).weights(config));
         let mut names: Vec<ParamName> = weights.map(|(n, _)| n).collect();
         names.sort_unstable();

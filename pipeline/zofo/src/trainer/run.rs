@@ -170,7 +170,7 @@ impl Trainer {
         let Some(data) = &self.eval else { return Ok(None) };
         let encoder = Encoder::new(self.model.tokenizer(), data, self.max_length, self.options.truncate)?;
         // The last stage can backpropagate, so its device runs every op of a whole model.
-        let last = self.plan.schedule.placement.last().and_then(|worker| self.devices.get(*worker));
+        let last = self.plan.schedule.placement.last().and_then(|worker| self.devices.get(self.plan.first_rank(*worker)));
         let Some(stage) = last else { return Ok(None) };
         let mut inference = Inference::load(stage.device.clone(), &self.model, adapter, self.max_length, stage.compute)?;
         let on_event = &mut self.on_event;
