@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `weights` | parameters by name, where they come from, their import once per memory |
 //! | `memory` | a model in memory |
+//! | `cut` | a part of a matrix, taken, put back, added |
 //! | `slice` | contiguous layers on one device, with the embedding or the head where they are the model's ends |
 //! | `rope` | rotary tables |
 //! | `pass` | what a forward pass carries: copies, perturbation, residual stream |
@@ -19,6 +20,7 @@
 mod backward;
 mod block;
 mod cache;
+mod cut;
 mod head;
 mod memory;
 mod pass;
@@ -31,6 +33,7 @@ mod weights;
 
 pub use backward::SavedGradients;
 pub use cache::{CachedInput, KvCache};
+pub use cut::Cut;
 pub use head::{LossOut, SavedLoss};
 pub use memory::MemoryModel;
 pub(crate) use memory::uniform;
