@@ -5,6 +5,8 @@
 //! | `weights` | parameters by name, where they come from, their import once per memory |
 //! | `memory` | a model in memory |
 //! | `cut` | a part of a matrix, taken, put back, added |
+//! | `shard` | one member's part of layers that a group of devices computes together |
+//! | `sharded` | that part of a source of weights |
 //! | `slice` | contiguous layers on one device, with the embedding or the head where they are the model's ends |
 //! | `rope` | rotary tables |
 //! | `pass` | what a forward pass carries: copies, perturbation, residual stream |
@@ -26,6 +28,8 @@ mod memory;
 mod pass;
 mod rope;
 mod saved;
+mod shard;
+mod sharded;
 mod slice;
 #[cfg(feature = "std")]
 mod source;
@@ -42,6 +46,8 @@ pub use pass::{Factors, Input, Perturbation, RankActivations};
 pub(crate) use rope::rope_frequencies;
 pub use rope::rope_tables;
 pub use saved::Saved;
+pub use shard::Shard;
+pub use sharded::ShardedSource;
 pub use slice::{Slice, SliceSpec};
 pub use weights::{Importer, ParamName, SourceTensor, WeightSource, WeightTypes};
 

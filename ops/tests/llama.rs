@@ -16,5 +16,7 @@ mod guided;
 mod invariance;
 #[path = "llama/refusals.rs"]
 mod refusals;
+#[path = "llama/shards.rs"]
+mod shards;
 #[path = "llama/sharing.rs"]
 mod sharing;
