@@ -10,6 +10,8 @@ mod decode;
 mod devices;
 #[path = "llama/gradients.rs"]
 mod gradients;
+#[path = "llama/group.rs"]
+mod group;
 #[path = "llama/guided.rs"]
 mod guided;
 #[path = "llama/invariance.rs"]

@@ -16,7 +16,7 @@ use crate::config::ModelConfig;
 /// Rows keep the type of the source and are handed on in place where they lie together. Columns keep it where all ranges begin and end with
 /// blocks of the type; otherwise they are f32, of the same values. Embedding, norms and head are the source's own.
 ///
-/// A slice of it computes a part of every sum that the members form, and is the model's only once it has joined them.
+/// A slice of it computes a part of every sum that the members form, and is the model's only once it has [joined](super::Slice::join) them.
 pub struct ShardedSource<'a> {
     source: &'a dyn WeightSource,
     shard: Shard,
