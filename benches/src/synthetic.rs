@@ -3,7 +3,7 @@
 use crate::random;
 use std::sync::Arc;
 use zofo_hal::{DType, Result, WeightData};
-use zofo_ops::llama::{ModelConfig, ParamName, SourceTensor, WeightSource};
+use zofo_ops::llama::{Cut, ModelConfig, ParamName, SourceTensor, WeightSource};
 
 /// Random matrices of one type, gains of 1.
 pub struct Synthetic {
@@ -42,6 +42,6 @@ impl WeightSource for Synthetic {
         };
         let all = 0..bytes.len();
         let data = WeightData::Shared(Arc::new(bytes), all);
-        Ok(Some(SourceTensor { dtype, rows, cols, data }))
+        Ok(Some(SourceTensor { dtype, rows, cols, data, part: Cut::Whole }))
     }
 }

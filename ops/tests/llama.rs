@@ -10,11 +10,15 @@ mod decode;
 mod devices;
 #[path = "llama/gradients.rs"]
 mod gradients;
+#[path = "llama/group.rs"]
+mod group;
 #[path = "llama/guided.rs"]
 mod guided;
 #[path = "llama/invariance.rs"]
 mod invariance;
 #[path = "llama/refusals.rs"]
 mod refusals;
+#[path = "llama/shards.rs"]
+mod shards;
 #[path = "llama/sharing.rs"]
 mod sharing;

@@ -195,6 +195,10 @@ impl Backward<'_> {
         for (i, (p, dout)) in group.projections().iter().zip(douts).enumerate() {
             self.linear(*p, dout, input, dx.clone(), if i == 0 { 0.0 } else { 1.0 })?;
         }
+        // Members share out the outputs of these groups, so each has a part of the gradient at their common input.
+        if let (Some(peers), Some(dx), Group::Qkv | Group::GateUp) = (&self.slice.peers, &dx, group) {
+            peers.all_reduce(self.runner, dx, self.batch.block_rows(), self.batch.rows())?;
+        }
         Ok(dx)
     }
 

@@ -71,7 +71,10 @@ impl Pass<'_> {
         let saved = saved.unwrap_or(&mut nothing);
         self.attend(layer, stream, saved)?;
         let gated = self.gate(layer, stream, saved)?;
-        self.down(layer, stream, gated, saved)
+        let written = self.down(layer, gated, saved)?;
+        self.all_reduce(&written)?;
+        stream.pending = Some(written);
+        Ok(())
     }
 
     /// Puts what `saved` plans for into it again, from the layer's input. What comes after the last of it is not done.
@@ -79,7 +82,11 @@ impl Pass<'_> {
         let mut stream = Stream::new(Act { tensor: input, shared: true }, false);
         self.attend(layer, &mut stream, saved)?;
         let gated = self.gate(layer, &mut stream, saved)?;
-        if saved.wants(Kept::Act) { self.down(layer, &mut stream, gated, saved) } else { Ok(()) }
+        if saved.wants(Kept::Act) {
+            // What it would write to the stream has no reader here.
+            self.down(layer, gated, saved)?;
+        }
+        Ok(())
     }
 
     fn attend(&mut self, layer: &Layer, stream: &mut Stream, saved: &mut LayerSaved) -> Result<()> {
@@ -103,7 +110,9 @@ impl Pass<'_> {
             saved.put(Kept::Lse, lse);
         }
         drop([q, k, v]);
-        stream.pending = Some(self.saving_linear(layer, Projection::O, &o, saved)?);
+        let written = self.saving_linear(layer, Projection::O, &o, saved)?;
+        self.all_reduce(&written)?;
+        stream.pending = Some(written);
         Ok(())
     }
 
@@ -120,13 +129,14 @@ impl Pass<'_> {
         Ok(gated)
     }
 
-    fn down(&mut self, layer: &Layer, stream: &mut Stream, [gate, up]: [Act; 2], saved: &mut LayerSaved) -> Result<()> {
+    /// What the feed-forward network writes to the stream: this member's part of it.
+    fn down(&mut self, layer: &Layer, [gate, up]: [Act; 2], saved: &mut LayerSaved) -> Result<Act> {
         let act = if saved.wants(Kept::Gate) { self.act(gate.tensor.spec.cols, gate.shared)? } else { gate.clone() };
         let copies = self.blocks(act.shared);
         self.runner.run(SwiGlu::new(gate.tensor, up.tensor, act.tensor.clone()).live(self.live.clone()).copies(copies))?;
-        stream.pending = Some(self.saving_linear(layer, Projection::Down, &act, saved)?);
+        let written = self.saving_linear(layer, Projection::Down, &act, saved)?;
         saved.put(Kept::Act, &act);
-        Ok(())
+        Ok(written)
     }
 
     fn saving_linear(&mut self, layer: &Layer, p: Projection, x: &Act, saved: &mut LayerSaved) -> Result<Act> {

@@ -80,7 +80,8 @@ impl Slice {
     /// Hidden states of new tokens at the slice's end, f32 `[n, d]`; their keys and values are added to the cache.
     ///
     /// # Errors
-    /// `InvalidArgument` where there is no new token, the cache is full, or the input does not suit the slice; those of [`Runner::run`].
+    /// `InvalidArgument` where there is no new token, the cache is full, the input does not suit the slice, or the slice shares its layers
+    /// with others; those of [`Runner::run`].
     pub fn forward_cached(
         &self,
         runner: &mut Runner,
@@ -88,6 +89,12 @@ impl Slice {
         cache: &mut KvCache,
         input: CachedInput<'_>,
     ) -> Result<TensorArg> {
+        if self.peers.is_some() {
+            return Err(Error::invalid(format!(
+                "layers {:?} are shared by several devices, which do not decode with a cache; load the slice whole for it",
+                self.spec.layers
+            )));
+        }
         let (n, first) = match input {
             CachedInput::Tokens(ids) => (ids.len(), cache.tokens),
             CachedInput::Hidden(h) => (h.spec.rows, cache.tokens),
@@ -114,6 +121,7 @@ impl Slice {
             runner,
             slice: self,
             rows: n,
+            live_rows: n,
             live: None,
             positions: row_positions.clone(),
             // A token's slot is its position.

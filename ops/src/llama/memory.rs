@@ -4,7 +4,10 @@ use alloc::{collections::BTreeMap, vec::Vec};
 
 use zofo_hal::{DType, Result, WeightData, perturb::philox4x32_10};
 
-use super::weights::{ParamName, SourceTensor, WeightSource, encode};
+use super::{
+    Cut,
+    weights::{ParamName, SourceTensor, WeightSource, encode},
+};
 use crate::config::{Family, ModelConfig, RopeScaling};
 
 /// Domain bits of the words behind synthetic weights: apart from every direction of a perturbation, which use domains 0 and 1, and from
@@ -111,7 +114,7 @@ impl WeightSource for MemoryModel {
     fn tensor(&self, name: ParamName) -> Result<Option<SourceTensor<'_>>> {
         let (rows, cols) = name.shape(&self.config);
         let tensor = self.tensors.get(&name);
-        Ok(tensor.map(|(dtype, bytes)| SourceTensor { dtype: *dtype, rows, cols, data: WeightData::Borrowed(bytes) }))
+        Ok(tensor.map(|(dtype, bytes)| SourceTensor { dtype: *dtype, rows, cols, data: WeightData::Borrowed(bytes), part: Cut::Whole }))
     }
 }
 

@@ -130,6 +130,8 @@ pub(super) struct Pass<'a> {
     pub slice: &'a Slice,
     /// Rows of one block.
     pub rows: usize,
+    /// How many of them count.
+    pub live_rows: usize,
     pub live: Option<TensorArg>,
     pub positions: TensorArg,
     pub keys: Keys<'a>,
@@ -237,6 +239,14 @@ impl Pass<'_> {
             .xa(xa.clone());
         self.runner.run(product)?;
         Ok((out, xa))
+    }
+
+    /// Sums what a projection wrote over the members that share its inputs.
+    pub fn all_reduce(&mut self, act: &Act) -> Result<()> {
+        match &self.slice.peers {
+            Some(peers) => peers.all_reduce(self.runner, &act.tensor, self.rows, self.live_rows),
+            None => Ok(()),
+        }
     }
 
     /// Rotates queries or keys in place.

@@ -1,6 +1,6 @@
 //! Contiguous layers of a model on one device.
 
-use alloc::{format, vec::Vec};
+use alloc::{format, sync::Arc, vec::Vec};
 use core::ops::Range;
 
 use zofo_hal::{
@@ -10,7 +10,7 @@ use zofo_hal::{
 };
 
 use super::{
-    Importer, Input, ParamName, Perturbation, RankActivations, Saved, WeightSource,
+    Collective, Importer, Input, ParamName, Perturbation, RankActivations, Saved, WeightSource,
     block::Stream,
     head::Head,
     linear_name,
@@ -182,6 +182,8 @@ pub struct Slice {
     pub(super) rope: Tables,
     pub(super) head: Option<Head>,
     pub(super) exit: Option<Head>,
+    /// The other members of a group that share its layers.
+    pub(super) peers: Option<Arc<dyn Collective>>,
 }
 
 impl Slice {
@@ -229,10 +231,19 @@ impl Slice {
         let (cos, sin) = rope_tables(config, spec.positions);
         let mut table = |values: &[f32]| runner.constant_f32(spec.positions, config.head_dim / 2, values);
         let rope = Tables { cos: table(&cos)?, sin: table(&sin)? };
-        Ok(Self { config: config.clone(), spec: spec.clone(), embedding, layers, rope, head, exit })
+        Ok(Self { config: config.clone(), spec: spec.clone(), embedding, layers, rope, head, exit, peers: None })
     }
 
-    /// The whole model's configuration.
+    /// Makes it one member of a group that computes these layers together; it was loaded from a [`super::ShardedSource`]. What the members'
+    /// passes write to the residual stream, and gradients that come back to it, are then sums over all of them, so every member must run
+    /// every pass.
+    ///
+    /// Perturbed passes and decoding with a cache are refused from then on.
+    pub fn join(&mut self, peers: Arc<dyn Collective>) {
+        self.peers = Some(peers);
+    }
+
+    /// The configuration of the source that it was loaded from: the whole model's, or a member's own.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -263,7 +274,8 @@ impl Slice {
     /// where `keep` is given.
     ///
     /// # Errors
-    /// As [`Slice::forward`]; `InvalidArgument` where `keep` is given and there is no base block.
+    /// As [`Slice::forward`]; `InvalidArgument` where `keep` is given and there is no base block; `Unsupported` where adapters are to be
+    /// perturbed in a slice that shares its layers.
     #[allow(clippy::too_many_arguments)]
     pub fn forward_copies(
         &self,
@@ -277,6 +289,13 @@ impl Slice {
     ) -> Result<TensorArg> {
         let (mut stream, mut pass) = self.begin(runner, batch, adapters, input, copies)?;
         pass.perturbation = perturbation.filter(|_| copies.count > 0);
+        if self.peers.is_some() && pass.perturbation.is_some() {
+            // A member's factors are parts of the tensors over which noise is defined, and have no sites there.
+            return Err(Error::unsupported(format!(
+                "adapters of layers {:?} cannot be perturbed: devices share these layers; train them first-order, or on one device",
+                self.spec.layers
+            )));
+        }
         pass.keep = keep;
         for layer in &self.layers {
             pass.layer(layer, &mut stream, None)?;
@@ -358,6 +377,7 @@ impl Slice {
             runner,
             slice: self,
             rows: batch.block_rows(),
+            live_rows: batch.rows(),
             live: Some(batch.live.clone()),
             positions: batch.positions.clone(),
             keys: Keys::Packed(batch.cu_seqlens.clone()),

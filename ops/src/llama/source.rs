@@ -4,7 +4,7 @@ use alloc::{string::String, sync::Arc};
 
 use zofo_hal::{Result, WeightData};
 
-use super::{ParamName, SourceTensor, WeightSource, linear_name};
+use super::{Cut, ParamName, SourceTensor, WeightSource, linear_name};
 use crate::{
     config::ModelConfig,
     files::{ModelFiles, TensorView},
@@ -40,5 +40,5 @@ fn tensor(view: &TensorView) -> SourceTensor<'_> {
         _ => (1, view.elements()),
     };
     let data = WeightData::Shared(Arc::new(view.bytes.clone()), 0..view.bytes.len());
-    SourceTensor { dtype: view.dtype, rows, cols, data }
+    SourceTensor { dtype: view.dtype, rows, cols, data, part: Cut::Whole }
 }

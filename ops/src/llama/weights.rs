@@ -6,7 +6,7 @@ use core::fmt;
 use half::{bf16, f16};
 use zofo_hal::{DType, DeviceRef, Error, MemorySpace, Result, Uses, WeightData, WeightRef, WeightSpec, perturb::Projection, quant};
 
-use super::linear_name;
+use super::{Cut, linear_name};
 use crate::config::ModelConfig;
 
 /// A parameter of the base model. Shown by its name in Hugging Face checkpoints.
@@ -89,19 +89,40 @@ pub struct SourceTensor<'a> {
     pub cols: usize,
     /// The bytes.
     pub data: WeightData<'a>,
+    /// Which part of the model's parameter of that name it is.
+    pub part: Cut,
 }
 
 impl SourceTensor<'_> {
+    /// Bytes of a row.
+    ///
+    /// # Errors
+    /// `Format` where the bytes are too few or too many.
+    pub(super) fn row_bytes(&self) -> Result<usize> {
+        let bytes = self.data.bytes()?;
+        let row = self.dtype.bytes(self.cols).filter(|row| row.checked_mul(self.rows) == Some(bytes.len()));
+        row.filter(|row| *row > 0)
+            .ok_or_else(|| Error::format(format!("{} bytes for {}[{}, {}]", bytes.len(), self.dtype, self.rows, self.cols)))
+    }
+
+    /// That it has the shape of `name` in a model of this configuration.
+    ///
+    /// # Errors
+    /// `Format`, with the name and both shapes.
+    pub(super) fn expect(&self, name: ParamName, config: &ModelConfig) -> Result<()> {
+        let shape = name.shape(config);
+        if (self.rows, self.cols) != shape {
+            return Err(Error::format(format!("tensor `{name}` is {:?}, the configuration asks for {shape:?}", (self.rows, self.cols))));
+        }
+        Ok(())
+    }
+
     /// All elements in f32.
     ///
     /// # Errors
     /// `Format` where the bytes are too few or too many, `Unsupported` for a type that is no weight.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        let bytes = self.data.bytes()?;
-        let row = self.dtype.bytes(self.cols).filter(|row| row.checked_mul(self.rows) == Some(bytes.len()));
-        let Some(row) = row.filter(|row| *row > 0) else {
-            return Err(Error::format(format!("{} bytes for {}[{}, {}]", bytes.len(), self.dtype, self.rows, self.cols)));
-        };
+        let (row, bytes) = (self.row_bytes()?, self.data.bytes()?);
         let mut values = alloc::vec![0.0; self.rows * self.cols];
         for (bytes, values) in bytes.chunks_exact(row).zip(values.chunks_exact_mut(self.cols)) {
             quant::dequantise_row(self.dtype, bytes, values)?;
@@ -133,10 +154,7 @@ pub trait WeightSource {
         let Some(t) = self.tensor(name)? else {
             return Err(Error::format(format!("the model has no tensor `{name}`, which its configuration asks for")));
         };
-        let shape = name.shape(self.config());
-        if (t.rows, t.cols) != shape {
-            return Err(Error::format(format!("tensor `{name}` is {:?}, the configuration asks for {shape:?}", (t.rows, t.cols))));
-        }
+        t.expect(name, self.config())?;
         Ok(t)
     }
 }
@@ -155,6 +173,8 @@ struct Key {
     space: MemorySpace,
     layout: String,
     name: ParamName,
+    /// Which part of it: members of a group that share a memory have some of one parameter each.
+    part: Cut,
     dtype: DType,
     /// Type in the source.
     stored: DType,
@@ -175,7 +195,7 @@ pub struct WeightTypes {
 }
 
 /// Imported weights of one model, shared by all devices that have their memory and their [weight layout](zofo_hal::Device::weight_layout) in
-/// common: virtual devices of one host hold one copy between them.
+/// common: virtual devices of one host hold one copy between them. [Parts](Cut) of a parameter are weights of their own.
 ///
 /// A device may lay a weight out differently for each use, so a weight that several slices use in different ways (a tied embedding: looked up
 /// in the first, multiplied in the last) is best announced by all of them before the first is loaded: [`super::SliceSpec::announce`].
@@ -229,7 +249,7 @@ impl Importer {
         };
         let announced = self.announced.iter().find(|a| a.0 == space && a.1 == layout && a.2 == name);
         let uses = announced.map_or(uses, |a| union(a.3, uses));
-        let key = Key { space, layout, name, dtype, stored: tensor.dtype };
+        let key = Key { space, layout, name, part: tensor.part.clone(), dtype, stored: tensor.dtype };
         let found = self.weights.iter().find(|(k, w)| *k == key && union(w.spec().uses, uses) == w.spec().uses);
         if let Some((_, weight)) = found {
             return Ok(weight.clone());

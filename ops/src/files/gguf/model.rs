@@ -7,7 +7,7 @@ use zofo_hal::{Error, Result, WeightData, perturb::Projection};
 use super::{Gguf, GgufTensor, config, missing};
 use crate::{
     config::{Family, ModelConfig},
-    llama::{ParamName, SourceTensor, WeightSource},
+    llama::{Cut, ParamName, SourceTensor, WeightSource},
 };
 
 const EMBEDDING: &str = "token_embd.weight";
@@ -126,7 +126,7 @@ impl WeightSource for GgufModel {
             let length = bytes.len();
             WeightData::Shared(Arc::new(bytes), 0..length)
         };
-        Ok(Some(SourceTensor { dtype, rows, cols, data }))
+        Ok(Some(SourceTensor { dtype, rows, cols, data, part: Cut::Whole }))
     }
 
     fn origin(&self) -> String {
@@ -154,7 +154,8 @@ fn unpair(bytes: &[u8], row: usize, head_dim: usize) -> Vec<u8> {
 
 /// All elements, in f32.
 pub(super) fn floats(tensor: &GgufTensor) -> Result<Vec<f32>> {
-    SourceTensor { dtype: tensor.dtype, rows: tensor.rows, cols: tensor.cols, data: WeightData::Borrowed(tensor.bytes.as_ref()) }.to_f32()
+    let data = WeightData::Borrowed(tensor.bytes.as_ref());
+    SourceTensor { dtype: tensor.dtype, rows: tensor.rows, cols: tensor.cols, data, part: Cut::Whole }.to_f32()
 }
 
 #[cfg(test)]
