@@ -6,6 +6,7 @@
 
 mod link;
 mod memory;
+mod peers;
 mod protocol;
 mod readout;
 mod reduce;
@@ -34,9 +35,11 @@ use std::{
     thread::JoinHandle,
     time::Instant,
 };
-use worker::WorkerSetup;
+use peers::Peers;
+use worker::{OwnStage, WorkerSetup};
 use zofo_hal::{DeviceRef, Error, ErrorKind, MemoryStats, Result};
 use zofo_ops::{
+    config::ModelConfig,
     llama::{Importer, WeightTypes},
     lora::HostAdapter,
     optim::clip,
@@ -57,6 +60,9 @@ pub struct Executor {
     importer: Arc<Mutex<Importer>>,
     devices: Vec<DeviceRef>,
     sharing: Arc<Sharing>,
+    config: ModelConfig,
+    /// The adapters that it started from: their shapes are those of all that follow.
+    start: HostAdapter,
     /// What each worker will allocate for its stages' activations, as rehearsed.
     rehearsed: Option<Vec<u64>>,
     /// Set by the first failure: a pipeline with a worker missing cannot go on.
@@ -82,15 +88,17 @@ impl Executor {
         runs(&setup.plan)?;
         setup.adapter.check(setup.source.config())?;
         let importer = Arc::new(Mutex::new(Importer::new()));
-        let sharing = Arc::new(Sharing::new(&setup.plan));
-        let mut own: Vec<Vec<_>> = vec![Vec::new(); ranks];
+        let sharing = Arc::new(Sharing::new(&setup.plan, setup.source.config())?);
+        let mut own: Vec<Vec<OwnStage>> = (0..ranks).map(|_| Vec::new()).collect();
         let mut worker_of = vec![0; ranks];
         for (stage, worker) in schedule.placement.iter().enumerate() {
+            let mut group = Peers::group(sharing.ranks(stage).len()).into_iter();
             for rank in sharing.ranks(stage) {
+                let peers = group.next().filter(|_| sharing.shard(stage, rank).is_some());
                 let spec = stage::slice_spec(&setup, stage, rank);
                 let mut importer = importer.lock().expect("no thread has it yet");
                 spec.announce(&mut importer, &setup.devices[rank].device, setup.source.config());
-                own[rank].push((stage, spec));
+                own[rank].push(OwnStage { index: stage, spec, peers });
                 worker_of[rank] = *worker;
             }
         }
@@ -108,9 +116,10 @@ impl Executor {
             threads.push(Worker { commands, thread: Some(thread) });
         }
         let (plan, estimator, clip) = (setup.plan, setup.estimator, setup.clip);
+        let (config, start) = (setup.source.config().clone(), setup.adapter);
         let devices = setup.devices.into_iter().map(|d| d.device).collect();
         let mut executor =
-            Self { workers: threads, reports, plan, estimator, clip, importer, devices, sharing, rehearsed: None, failed: None };
+            Self { workers: threads, reports, plan, estimator, clip, importer, devices, sharing, config, start, rehearsed: None, failed: None };
         let mut rehearsed = vec![0; ranks];
         executor.collect(
             |kind| matches!(kind, ReportKind::Ready { .. }),
@@ -232,27 +241,35 @@ impl Executor {
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.alive()?;
         self.command(|| Command::Export);
-        let mut snapshot = Snapshot { adapter: HostAdapter::default(), optimisers: vec![Vec::new(); self.sharing.slots()] };
-        let mut differs = None;
-        let sharing = self.sharing.clone();
+        let mut exported = Vec::new();
         self.collect(
             |kind| matches!(kind, ReportKind::Exported(_)),
             |rank, kind| {
                 let ReportKind::Exported(of_stages) = kind else { return };
-                for (stage, adapter, optimiser) in of_stages {
-                    let known = &snapshot.adapter.modules;
-                    differs =
-                        differs.or(adapter.modules.iter().find(|(key, m)| known.get(key).is_some_and(|k| k != *m)).map(|(key, _)| *key));
-                    snapshot.adapter.merge(adapter);
-                    snapshot.optimisers[sharing.slot(stage, rank)] = optimiser;
-                }
+                exported.extend(of_stages.into_iter().map(|(stage, adapter, optimiser)| (stage, rank, adapter, optimiser)));
             },
         )?;
-        if let Some((layer, projection)) = differs {
-            return Err(Error::execution(format!(
-                "the copies of the adapter of layer {layer}, {} on several devices are no longer the same: a device does not update by the exact sequence",
-                projection.name()
-            )));
+        let mut snapshot = Snapshot { adapter: self.start.clone(), optimisers: vec![Vec::new(); self.sharing.slots()] };
+        for (stage, rank, own, optimiser) in &mut exported {
+            snapshot.optimisers[self.sharing.slot(*stage, *rank)] = std::mem::take(optimiser);
+            match self.sharing.shard(*stage, *rank) {
+                None => snapshot.adapter.merge(own.clone()),
+                Some(shard) => shard.put_adapter(&self.config, own, &mut snapshot.adapter)?,
+            }
+        }
+        for (stage, rank, own, _) in &exported {
+            let layers = snapshot.adapter.layers(self.plan.stages[*stage].layers.clone());
+            let expected = match self.sharing.shard(*stage, *rank) {
+                None => layers,
+                Some(shard) => shard.adapter(&self.config, &layers)?,
+            };
+            if let Some((layer, projection)) = expected.modules.iter().find(|(key, m)| own.modules.get(key) != Some(m)).map(|(key, _)| key) {
+                return Err(Error::execution(format!(
+                    "the copies of the adapter of layer {layer}, {} on several devices are no longer the same: a device does not update by the \
+                     exact sequence",
+                    projection.name()
+                )));
+            }
         }
         Ok(snapshot)
     }
@@ -369,10 +386,10 @@ fn shares(plan: &Plan) -> Result<()> {
             Split::Directions if w.roles[i] != Role::ZerothOrder || !w.estimates() => {
                 return refused("only stages that learn along random directions can be shared by directions; share it by batch");
             }
-            Split::Tensor => {
-                return refused("sharing a stage by heads and columns is planned and simulated, not trained yet; share it by batch");
+            Split::Tensor if stage.role != Role::FirstOrder => {
+                return refused("only stages that learn first-order can be shared by heads and columns; share it by batch");
             }
-            Split::Directions | Split::Batch => {}
+            Split::Tensor | Split::Directions | Split::Batch => {}
         }
     }
     Ok(())

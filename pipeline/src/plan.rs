@@ -1,6 +1,7 @@
 //! A plan: who holds which layers, how each stage learns, and in which order work is done. Plain data.
 
 mod adopt;
+mod segments;
 
 use crate::{
     cluster::{Cluster, Kind},

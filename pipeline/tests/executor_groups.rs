@@ -14,7 +14,7 @@ use zofo_pipeline::{
     cluster::{Cluster, DeviceEntry, Kind},
     estimator::{EstimatorName, EstimatorSpec, Scope},
     executor::StageDevice,
-    ir::Role,
+    ir::{Action, Role, Step},
     order::ScheduleName,
     plan::{Plan, PlanRequest, StageMember},
     planner::Split,
@@ -132,6 +132,56 @@ fn groups_hand_over_to_groups() {
     }
 }
 
+/// A member has some heads and columns of every layer, so sums inside the layers are made of parts: relative to each tensor's norm, a few times f32's
+/// unit for every one of the sums of up to 24 values, through four layers there and back.
+#[test]
+fn members_divide_heads_and_columns() {
+    let (e, batch) = (EstimatorSpec::new(EstimatorName::CutTangent, 1), batch(7, 2));
+    for (devices, m, name) in [(1, 1, None), (2, 3, None), (2, 3, Some(ScheduleName::ZbH1))] {
+        let plan = line(&vec![BP; devices], m, &e, name);
+        let (loss, _, expected) = one_step(plan.clone(), &e, &batch);
+        for stage in 0..devices {
+            for shares in [&[0.5, 0.5][..], &[0.75, 0.25], &[0.2, 0.5, 0.3]] {
+                let (found_loss, _, found) = one_step(shared(plan.clone(), stage, Split::Tensor, shares), &e, &batch);
+                near(&expected, &found, &format!("{devices} stages, {shares:?} of stage {stage}"));
+                assert!((found_loss / loss - 1.0).abs() < 1e-5, "{found_loss} and {loss}");
+            }
+        }
+    }
+}
+
+/// Within 1e-4 of the largest value.
+fn near(expected: &[f64], found: &[f64], what: &str) {
+    let scale = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+    let worst = expected.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(worst <= 1e-4 * scale && scale > 0.0, "{what}: {worst} of {scale}");
+}
+
+/// Stages of one group, shared by heads and columns here and by batch there, in front of and behind devices of their own.
+#[test]
+fn layers_are_shared_in_turns() {
+    let (e, batch) = (EstimatorSpec::new(EstimatorName::CutTangent, 1), batch(7, 2));
+    let mut plan = line(&[BP; 4], 2, &e, Some(ScheduleName::Gpipe));
+    let (_, _, expected) = one_step(plan.clone(), &e, &batch);
+    let splits = [Split::Batch, Split::Tensor, Split::Batch, Split::Tensor];
+    for first in 0..2 {
+        for (stage, split) in plan.stages.iter_mut().zip(splits.iter().cycle().skip(first)) {
+            stage.members = vec![StageMember::new("left", 0.3), StageMember::new("right", 0.7)];
+            stage.split = *split;
+        }
+        // One list: every micro-batch there and back through all stages of the group.
+        let w = &plan.schedule.workload;
+        let steps = |m: u32| {
+            let there = (0..4).map(move |s| Step::new(s, Action::Forward { m })).chain([Step::new(3, Action::Loss { m })]);
+            there.chain((0..4).rev().map(move |s| Step::new(s, Action::Backward { m })))
+        };
+        let updates = (0..4).map(|s| Step::new(s, Action::Update));
+        plan.schedule.lists = vec![(0..w.micro_batches).flat_map(steps).chain(updates).collect()];
+        plan.schedule.placement = vec![0; 4];
+        near(&expected, &one_step(plan.clone(), &e, &batch).2, "one group");
+    }
+}
+
 /// Every direction is measured by one device from the same rows, so nothing differs in a bit, however directions are grouped in actions.
 #[test]
 fn members_divide_directions() {
@@ -214,10 +264,11 @@ fn spec(e: &EstimatorSpec) -> TrainSpec {
     spec
 }
 
-/// A pipeline of three stages, two of them shared.
+/// A pipeline of three stages, each shared in another way.
 fn mixed(e: &EstimatorSpec) -> Plan {
     let plan = line(&[FREE, BP, BP], 2, e, None);
-    shared(shared(plan, 0, Split::Directions, &[0.5, 0.5]), 1, Split::Batch, &[0.4, 0.6])
+    let plan = shared(shared(plan, 0, Split::Directions, &[0.5, 0.5]), 1, Split::Batch, &[0.4, 0.6]);
+    shared(plan, 2, Split::Tensor, &[0.3, 0.7])
 }
 
 /// Members keep the same adapters and moments for ever: a snapshot compares the first, the second are compared here.
@@ -231,7 +282,7 @@ fn members_stay_the_same_and_a_checkpoint_continues() {
     (0..2).for_each(|i| drop((whole.step(&batch(7, i)).unwrap(), first.step(&batch(7, i)).unwrap())));
     first.save(&path).unwrap();
     let optimisers = Checkpoint::read(&path).unwrap().snapshot.optimisers;
-    assert_eq!(optimisers.len(), 5);
+    assert_eq!(optimisers.len(), 6);
     assert!(optimisers[0] == optimisers[1] && optimisers[2] == optimisers[3] && optimisers[1] != optimisers[2]);
     let mut second = Session::resume(plan.clone(), devices_of(&plan, false), model(), spec(&e), &path).unwrap();
     (2..4).for_each(|i| drop((whole.step(&batch(7, i)).unwrap(), second.step(&batch(7, i)).unwrap())));
@@ -258,7 +309,7 @@ fn memory_is_planned() {
 #[test]
 fn a_failing_member_is_named() {
     let e = estimator(EstimatorName::CutTangent);
-    for rank in 0..5 {
+    for rank in 0..6 {
         let plan = mixed(&e);
         let name = plan.devices()[rank].to_owned();
         let mut devices = devices_of(&plan, false);
@@ -278,6 +329,8 @@ fn what_cannot_be_shared_so_is_refused() {
     };
     let plan = line(&[FREE, BP], 2, &e, None);
     refused(shared(plan.clone(), 1, Split::Directions, &[0.5, 0.5]), &e, "by directions");
+    refused(shared(plan.clone(), 0, Split::Tensor, &[0.5, 0.5]), &e, "heads and columns");
+    refused(shared(plan.clone(), 1, Split::Tensor, &[0.2; 5]), &e, "query heads");
     refused(shared(plan.clone(), 0, Split::Directions, &[0.5, 0.6]), &e, "add up to 1");
     refused(shared(plan.clone(), 0, Split::Directions, &[1.5, -0.5]), &e, "above 0");
     let guided = estimator(EstimatorName::Guided);

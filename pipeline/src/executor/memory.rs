@@ -45,7 +45,7 @@ impl Worker {
         let empty = vec![Vec::new(); capacities.len()];
         let batches = std::mem::replace(&mut self.shared.batches, empty);
         let noise: Vec<_> = self.stages.iter_mut().map(Stage::take_noise).collect();
-        self.shared.rehearsing = true;
+        self.set_rehearsing(true);
         // The batches themselves are on the real device by now.
         let done = self.make_room(capacities).map_err(Into::into).and_then(|()| {
             let batches = device.memory().in_use;
@@ -54,10 +54,15 @@ impl Worker {
         });
         self.stages.iter_mut().for_each(Stage::forget);
         self.handed_over.clear();
-        self.shared.rehearsing = false;
+        self.set_rehearsing(false);
         (self.shared.runner, self.shared.batches) = (runner, batches);
         self.stages.iter_mut().zip(noise).for_each(|(stage, noise)| stage.put_noise(noise));
         done
+    }
+
+    fn set_rehearsing(&mut self, rehearsing: bool) {
+        self.shared.rehearsing = rehearsing;
+        self.stages.iter().for_each(|stage| stage.rehearse(rehearsing));
     }
 
     fn rehearse_list(&mut self, capacities: &[Capacity]) -> Outcome<()> {

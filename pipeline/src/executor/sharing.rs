@@ -2,19 +2,19 @@
 //!
 //! A stage that is shared by [`Split::Batch`] divides every micro-batch between its members, whole sequences each, so that their tokens come as near
 //! to the shares as they can. [`Split::Directions`] divides the directions of the step: every member has all rows, the base, and its own copies.
-//! Members of a [`Split::Tensor`] stage all have all rows and copies of what travels between stages.
+//! Members of a [`Split::Tensor`] stage all have all rows and copies of what travels between stages, and add up inside the layers.
 //!
 //! A message from stage to stage is then several, from each member that has a part to each member that needs it. Both ends work out which rows of
 //! which blocks it carries, from the shares and the lengths of the sequences alone.
 
 use crate::{
     ir::{Action, Group, Payload, Workload},
-    plan::Plan,
+    plan::{Plan, describe_stages},
     planner::Split,
 };
 use std::ops::Range;
 use zofo_hal::{Error, Result, op::Form};
-use zofo_ops::batch::Capacity;
+use zofo_ops::{batch::Capacity, config::ModelConfig, llama::Shard};
 
 /// One of the blocks that the rows of a message come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,8 @@ struct StageShares {
     up_to: Vec<f64>,
     /// Rank of the first member; the others follow.
     first_rank: usize,
+    /// Each member's part of every layer, where they share it by heads and columns.
+    shards: Vec<Shard>,
 }
 
 /// The shares of all stages.
@@ -107,16 +109,29 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    pub fn new(plan: &Plan) -> Self {
-        let stages = plan.stages.iter().zip(&plan.schedule.placement).map(|(s, worker)| {
+    /// # Errors
+    /// Those of [`Shard::split`], with the stage.
+    pub fn new(plan: &Plan, config: &ModelConfig) -> Result<Self> {
+        let stages = plan.stages.iter().zip(&plan.schedule.placement).enumerate().map(|(i, (s, worker))| {
+            let shares: Vec<f64> = s.members.iter().map(|m| m.share).collect();
             let mut sum = 0.0;
-            let up_to = s.members.iter().map(|m| {
-                sum += m.share;
+            let up_to = shares.iter().map(|share| {
+                sum += share;
                 sum
             });
-            StageShares { split: s.split, up_to: up_to.collect(), first_rank: plan.first_rank(*worker) }
+            let up_to = up_to.collect();
+            let by_heads = s.split == Split::Tensor && shares.len() > 1;
+            let shards = by_heads.then(|| Shard::split(config, &shares)).transpose();
+            let shards = shards.map_err(|e| e.context(describe_stages(&[i], &s.devices())))?.unwrap_or_default();
+            Ok(StageShares { split: s.split, up_to, first_rank: plan.first_rank(*worker), shards })
         });
-        Self { stages: stages.collect(), workload: plan.schedule.workload.clone() }
+        Ok(Self { stages: stages.collect::<Result<_>>()?, workload: plan.schedule.workload.clone() })
+    }
+
+    /// A member's part of every layer, where it has not all of them.
+    pub fn shard(&self, stage: usize, rank: usize) -> Option<&Shard> {
+        let s = &self.stages[stage];
+        s.shards.get(rank - s.first_rank)
     }
 
     /// Ranks of a stage's members.

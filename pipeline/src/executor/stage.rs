@@ -2,8 +2,10 @@
 
 mod backward;
 mod forward;
+mod part;
 
 use super::{
+    peers::Peers,
     protocol::{ReportKind, UpdateOrder},
     reduce::Gradients,
     setup::{Setup, Snapshot, StepInput},
@@ -14,7 +16,11 @@ use crate::{
     estimator::{EstimatorName, EstimatorSpec},
     ir::{Action, Group, Readout, Role},
 };
-use std::collections::{HashMap, HashSet};
+use part::Part;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 use zofo_hal::{
     Error, Result, TensorArg,
     perturb::{Direction, Distribution, Domain, Noise, NoiseParams, Tier},
@@ -87,6 +93,8 @@ pub(super) struct Stage {
     adds_gradients: bool,
     /// Place of its optimiser among all.
     slot: usize,
+    /// What of its layers it has, where others have the rest.
+    part: Option<Part>,
     slice: Slice,
     adapters: Adapters,
     optimiser: Option<Optimiser>,
@@ -95,6 +103,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
+    #[allow(clippy::too_many_arguments)]
     pub fn load(
         runner: &mut Runner,
         importer: &mut Importer,
@@ -103,9 +112,17 @@ impl Stage {
         rank: usize,
         index: usize,
         spec: &SliceSpec,
+        peers: Option<Arc<Peers>>,
     ) -> Result<Self> {
-        let slice = Slice::load(runner, importer, &*setup.source, spec)?;
-        let mut adapters = Adapters::from_host(runner, &slice, &setup.adapter)?;
+        let part = sharing.shard(index, rank).zip(peers).map(|(shard, peers)| Part::new(setup.source.config(), shard, peers));
+        let (slice, mut adapters) = match &part {
+            None => {
+                let slice = Slice::load(runner, importer, &*setup.source, spec)?;
+                let adapters = Adapters::from_host(runner, &slice, &setup.adapter)?;
+                (slice, adapters)
+            }
+            Some(part) => part.load(runner, importer, &*setup.source, &setup.adapter, spec)?,
+        };
         let role = setup.plan.stages[index].role;
         let guided = setup.estimator.name == EstimatorName::Guided;
         match role {
@@ -126,6 +143,7 @@ impl Stage {
             speaks: sharing.speaks(index, rank),
             adds_gradients: sharing.adds_gradients(index),
             slot: sharing.slot(index, rank),
+            part,
             slice,
             adapters,
             optimiser,
@@ -175,6 +193,13 @@ impl Stage {
         }
     }
 
+    /// Whether actions run on a stand-in, without the other members.
+    pub fn rehearse(&self, alone: bool) {
+        if let Some(part) = &self.part {
+            part.leave_alone(alone);
+        }
+    }
+
     /// Tells what a member of the stage found; what all of them know, one says.
     fn tell(&self, shared: &Shared, kind: ReportKind) {
         if self.speaks {
@@ -194,7 +219,9 @@ impl Stage {
         let added = self.optimiser.iter().filter(|_| self.adds_gradients);
         for t in added.flat_map(Optimiser::tensors) {
             if let Some(grad) = &t.grad {
-                all.insert(t.id, shared.runner.read_f32(grad)?);
+                let own = shared.runner.read_f32(grad)?;
+                let whole = self.part.as_ref().map(|part| part.widen(&self.adapters, t.id, &own)).transpose()?;
+                all.insert(t.id, whole.unwrap_or(own));
             }
         }
         Ok(all)
@@ -203,17 +230,29 @@ impl Stage {
     /// Puts the sums of all in the place of its own gradients.
     pub fn take_gradients(&mut self, shared: &mut Shared, sums: &Gradients) -> Result<()> {
         let added = self.optimiser.iter().filter(|_| self.adds_gradients);
+        let mut square_sums = Vec::new();
         for t in added.flat_map(Optimiser::tensors) {
             if let (Some(grad), Some(sum)) = (&t.grad, sums.get(&t.id)) {
-                shared.runner.upload_f32(grad, sum)?;
+                match &self.part {
+                    None => shared.runner.upload_f32(grad, sum)?,
+                    Some(part) => {
+                        square_sums.push(sum.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>() as f32);
+                        shared.runner.upload_f32(grad, &part.narrow(&self.adapters, t.id, sum)?)?;
+                    }
+                }
             }
+        }
+        if let Some(part) = &mut self.part {
+            part.square_sums = square_sums;
         }
         Ok(())
     }
 
     pub fn measure(&mut self, shared: &mut Shared, input: &StepInput) -> Result<Measured> {
-        let square_sums = match (&self.optimiser, self.role) {
-            (Some(o), Role::FirstOrder) => o.sum_squares(&mut shared.runner)?,
+        let square_sums = match (&self.part, &self.optimiser, self.role) {
+            // Of the whole tensors, which no member has.
+            (Some(part), ..) => part.square_sums.clone(),
+            (None, Some(o), Role::FirstOrder) => o.sum_squares(&mut shared.runner)?,
             _ => Vec::new(),
         };
         let mut oracle = Vec::new();
@@ -265,7 +304,8 @@ impl Stage {
     }
 
     pub fn import(&mut self, shared: &mut Shared, snapshot: &Snapshot) -> Result<()> {
-        self.adapters.restore(&mut shared.runner, &snapshot.adapter)?;
+        let own = self.part.as_ref().map(|part| part.adapter(&snapshot.adapter.layers(self.slice.layers()))).transpose()?;
+        self.adapters.restore(&mut shared.runner, own.as_ref().unwrap_or(&snapshot.adapter))?;
         match &mut self.optimiser {
             Some(o) => o.import(&mut shared.runner, &snapshot.optimisers[self.slot]),
             None => Ok(()),

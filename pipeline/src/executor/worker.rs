@@ -3,6 +3,7 @@
 
 use super::{
     link::Links,
+    peers::Peers,
     protocol::{Command, Report, ReportKind, UpdateOrder},
     setup::{Setup, StepInput},
     sharing::{Blocks, Piece, Sharing},
@@ -48,14 +49,23 @@ fn at(stage: usize) -> impl FnOnce(Error) -> Failure {
 
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
+/// A stage that a worker is to load.
+pub(super) struct OwnStage {
+    pub index: usize,
+    /// Its part of the model.
+    pub spec: SliceSpec,
+    /// Those that it adds up with inside the layers.
+    pub peers: Option<Arc<Peers>>,
+}
+
 /// Everything a worker thread starts from.
 pub(super) struct WorkerSetup {
     /// Its number among the plan's devices.
     pub rank: usize,
     /// The list that it goes through.
     pub list: Vec<Step>,
-    /// The stages that are placed on it, and the parts of the model that they load.
-    pub stages: Vec<(usize, SliceSpec)>,
+    /// The stages that are placed on it.
+    pub stages: Vec<OwnStage>,
     pub setup: Setup,
     pub sharing: Arc<Sharing>,
     pub links: Links,
@@ -68,7 +78,7 @@ impl WorkerSetup {
     pub fn run(self) {
         let (rank, report) = (self.rank, self.report.clone());
         let device = self.setup.plan.devices().get(rank).map_or_else(String::new, |d| (*d).to_owned());
-        let own: Vec<usize> = self.stages.iter().map(|(s, _)| *s).collect();
+        let own: Vec<usize> = self.stages.iter().map(|s| s.index).collect();
         let panicked = || Err(Error::execution("the worker panicked; this is a bug of zofo").into());
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work())).unwrap_or_else(|_| panicked());
         let kind = match outcome {
@@ -85,9 +95,9 @@ impl WorkerSetup {
         let mut loaded: Vec<Stage> = Vec::with_capacity(stages.len());
         // A stage of each way in which micro-batches are divided.
         let mut divisions: Vec<usize> = Vec::new();
-        for (index, spec) in stages {
+        for OwnStage { index, spec, peers } in stages {
             let mut importer = importer.lock().map_err(|_| Error::new(ErrorKind::Cancelled, "another worker failed to load"))?;
-            let mut stage = Stage::load(&mut runner, &mut importer, &setup, &sharing, rank, index, &spec).map_err(at(index))?;
+            let mut stage = Stage::load(&mut runner, &mut importer, &setup, &sharing, rank, index, &spec, peers).map_err(at(index))?;
             stage.division = divisions.iter().position(|d| sharing.same_rows(*d, index)).unwrap_or_else(|| {
                 divisions.push(index);
                 divisions.len() - 1

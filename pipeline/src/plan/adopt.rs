@@ -1,6 +1,6 @@
 //! A planner's plan as one that trains: the same stages, placement and order.
 
-use super::{Plan, PlanRequest, StageMember, StagePlan};
+use super::{Plan, PlanRequest, StageMember, StagePlan, segments::segment};
 use crate::{
     cluster::{DeviceEntry, Kind},
     estimator::EstimatorName,
@@ -28,7 +28,9 @@ impl PlanRequest<'_> {
             ));
         }
         self.learns(outcome, estimator)?;
-        let stages = layout.stages.iter().enumerate().map(|(i, stage)| {
+        layout.check(p)?;
+        let (stages, schedule) = segment(&layout.stages, schedule);
+        let stages = stages.iter().enumerate().map(|(i, stage)| {
             let members = stage.members.iter().map(|m| Ok(StageMember::new(&*self.device(p, i, stage.role, m)?.name, m.share)));
             Ok(StagePlan::group(members.collect::<Result<_>>()?, stage.split, stage.layers.clone(), stage.role))
         });
@@ -43,9 +45,8 @@ impl PlanRequest<'_> {
                 )));
             }
         }
-        layout.check(p)?;
-        crate::check::check(schedule)?;
-        let plan = Plan { name: outcome.name, stages, schedule: schedule.clone() };
+        crate::check::check(&schedule)?;
+        let plan = Plan { name: outcome.name, stages, schedule };
         plan.check_members()?;
         Ok(plan)
     }

@@ -1,0 +1,75 @@
+//! The all-reduce of a group that shares layers by heads and columns: sums in the order of the members, the same bits for all.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+    mpsc::{Receiver, Sender, channel},
+};
+use zofo_hal::{Error, ErrorKind, Result, TensorArg};
+use zofo_ops::{Runner, llama::Collective};
+
+type Values = Arc<Vec<f32>>;
+
+/// One member's ends of the channels to the others.
+pub(super) struct Peers {
+    /// Its place among the members.
+    member: usize,
+    /// To and from every other member, in their order. A pass may only be at one point, so nobody is ahead by more than one sum.
+    ends: Mutex<Vec<(Sender<Values>, Receiver<Values>)>>,
+    /// While a worker rehearses its list, its peers are not there.
+    alone: AtomicBool,
+}
+
+impl Peers {
+    /// The ends of a group.
+    pub fn group(members: usize) -> Vec<Arc<Self>> {
+        let mut ends: Vec<Vec<_>> = (0..members).map(|_| (0..members).map(|_| None).collect()).collect();
+        for a in 0..members {
+            for b in a + 1..members {
+                let ((to_b, from_a), (to_a, from_b)) = (channel(), channel());
+                ends[a][b] = Some((to_b, from_b));
+                ends[b][a] = Some((to_a, from_a));
+            }
+        }
+        let peers = |(member, ends): (usize, Vec<_>)| Self {
+            member,
+            ends: Mutex::new(ends.into_iter().flatten().collect()),
+            alone: AtomicBool::new(false),
+        };
+        ends.into_iter().enumerate().map(peers).map(Arc::new).collect()
+    }
+
+    /// Leaves sums as they are, or adds up again.
+    pub fn leave_alone(&self, alone: bool) {
+        self.alone.store(alone, Ordering::Relaxed);
+    }
+}
+
+impl Collective for Peers {
+    fn all_reduce(&self, runner: &mut Runner, t: &TensorArg, block_rows: usize, live_rows: usize) -> Result<()> {
+        if self.alone.load(Ordering::Relaxed) || live_rows == 0 {
+            return Ok(());
+        }
+        let gone = || Error::new(ErrorKind::Cancelled, "another member of the group has stopped");
+        let ends = self.ends.lock().map_err(|_| gone())?;
+        for block in (0..t.spec.rows).step_by(block_rows.max(1)) {
+            let live = t.rows(block, live_rows);
+            let own: Values = Arc::new(runner.read_f32(&live)?);
+            for (to, _) in ends.iter() {
+                to.send(own.clone()).map_err(|_| gone())?;
+            }
+            let others = ends.iter().map(|(_, from)| from.recv().map_err(|_| gone())).collect::<Result<Vec<Values>>>()?;
+            let (before, behind) = others.split_at(self.member);
+            let mut in_order = before.iter().chain([&own]).chain(behind);
+            let mut sum = in_order.next().map_or_else(Vec::new, |first| first.to_vec());
+            for part in in_order {
+                if part.len() != sum.len() {
+                    return Err(Error::execution(format!("members of a group add up {} and {} values", sum.len(), part.len())));
+                }
+                sum.iter_mut().zip(part.iter()).for_each(|(s, p)| *s += p);
+            }
+            runner.upload_f32(&live, &sum)?;
+        }
+        Ok(())
+    }
+}
