@@ -2,7 +2,9 @@
 //!
 //! Workers are deterministic and talk over bounded channels with blocking sends and receives, so they form a Kahn network: whether it
 //! deadlocks does not depend on timing, and one untimed run decides it. Messages between stages of one worker are given credits here too; the
-//! executor hands them over without any, and more room never makes a network of this kind wait.
+//! executor hands them over without any, and more room never makes a network of this kind wait. Nor does it where several devices go through one list:
+//! the run found here is one of theirs too, with every device of a group at the same step, and each of their channels carries some of the messages of
+//! the one counted here, in its order.
 
 use crate::ir::{Action, Group, Lane, Payload, Readout, Schedule, Workload};
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -1,5 +1,7 @@
 //! The executor: one worker thread per device, bounded channels between them, a coordinator that owns every decision.
 //!
+//! A device's number among all is its rank: devices of the first worker first, those that share its stages in turn.
+//!
 //! Workers do what their list says. The coordinator (the calling thread) collects losses, dots and square sums, computes slopes in f64, clips,
 //! writes nothing and prints nothing: it returns what happened. Nothing here knows the name of a schedule or an estimator's formula beyond
 //! [`EstimatorSpec`].
@@ -23,6 +25,7 @@ use crate::{
     planner::Split,
 };
 use link::Links;
+use peers::Peers;
 use protocol::{Command, Report, ReportKind, UpdateOrder};
 use readout::Readouts;
 pub use setup::{Setup, SharedSource, Snapshot, StageDevice, StepInput, StepOutcome};
@@ -35,7 +38,6 @@ use std::{
     thread::JoinHandle,
     time::Instant,
 };
-use peers::Peers;
 use worker::{OwnStage, WorkerSetup};
 use zofo_hal::{DeviceRef, Error, ErrorKind, MemoryStats, Result};
 use zofo_ops::{
@@ -118,8 +120,20 @@ impl Executor {
         let (plan, estimator, clip) = (setup.plan, setup.estimator, setup.clip);
         let (config, start) = (setup.source.config().clone(), setup.adapter);
         let devices = setup.devices.into_iter().map(|d| d.device).collect();
-        let mut executor =
-            Self { workers: threads, reports, plan, estimator, clip, importer, devices, sharing, config, start, rehearsed: None, failed: None };
+        let mut executor = Self {
+            workers: threads,
+            reports,
+            plan,
+            estimator,
+            clip,
+            importer,
+            devices,
+            sharing,
+            config,
+            start,
+            rehearsed: None,
+            failed: None,
+        };
         let mut rehearsed = vec![0; ranks];
         executor.collect(
             |kind| matches!(kind, ReportKind::Ready { .. }),
@@ -263,7 +277,8 @@ impl Executor {
                 None => layers,
                 Some(shard) => shard.adapter(&self.config, &layers)?,
             };
-            if let Some((layer, projection)) = expected.modules.iter().find(|(key, m)| own.modules.get(key) != Some(m)).map(|(key, _)| key) {
+            if let Some((layer, projection)) = expected.modules.iter().find(|(key, m)| own.modules.get(key) != Some(m)).map(|(key, _)| key)
+            {
                 return Err(Error::execution(format!(
                     "the copies of the adapter of layer {layer}, {} on several devices are no longer the same: a device does not update by the \
                      exact sequence",

@@ -19,9 +19,10 @@ use zofo_pipeline::{
     cluster::Cluster,
     estimator::{EstimatorName, EstimatorSpec},
     executor::StageDevice,
-    ir::{Credits, Step, Workload},
+    ir::{Credits, Role, Step, Workload},
     order::ScheduleName,
     plan::{Plan, PlanRequest, StageMember},
+    planner::Split,
     train::{Checkpoint, Session, TrainSpec, capacity_of},
 };
 
@@ -249,12 +250,29 @@ fn any_order(w: &Workload, placement: &[usize], mut next: impl FnMut() -> usize)
     lists
 }
 
+/// Makes every worker a group of so many devices, which share its stages in ways that they allow.
+fn share(plan: &mut Plan, groups: &[(usize, usize); 4]) {
+    let w = &plan.schedule.workload;
+    for (i, stage) in plan.stages.iter_mut().enumerate() {
+        let worker = plan.schedule.placement[i];
+        let (members, way) = groups[worker];
+        let ways = match w.roles[i] {
+            Role::FirstOrder => &[Split::Batch, Split::Tensor][..],
+            Role::ZerothOrder if w.estimates() => &[Split::Directions, Split::Batch],
+            _ => &[Split::Batch],
+        };
+        stage.split = ways[(way + i) % ways.len()];
+        let all = (1..=members).sum::<usize>() as f64;
+        stage.members = (1..=members).map(|m| StageMember::new(format!("d{worker}-{m}"), m as f64 / all)).collect();
+    }
+}
+
 /// Two steps of a plan, unless it hangs.
 fn runs(plan: Plan, e: EstimatorSpec) {
     let (done, wait) = std::sync::mpsc::channel();
     let text = format!("{:?}", plan.schedule);
     std::thread::spawn(move || {
-        let cluster = Cluster::virtual_cpus(0, plan.schedule.workers());
+        let cluster = Cluster::virtual_cpus(0, plan.devices().len());
         let spec = sgd(lora(&[Projection::O]), &e);
         let start = warm(&spec.lora);
         let mut s = Session::start_from(plan, devices(&cluster, DType::F32, false), model(), spec, start).unwrap();
@@ -269,11 +287,12 @@ fn runs(plan: Plan, e: EstimatorSpec) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever the proof accepts runs: any placement, any order, as few credits as it can do with.
+    /// Whatever the proof accepts runs: any placement, any order, as few credits as it can do with, workers of one device or of several.
     #[test]
     fn what_is_proven_runs(
         stages in 1usize..5, heads in 0usize..3, micro_batches in 1u32..4, which in 0usize..4, credits in prop::array::uniform3(1usize..4),
         placement in prop::array::uniform4(0usize..3), numbers in prop::collection::vec(any::<u16>(), 64), chimera: bool, split: bool,
+        groups in prop::array::uniform4((1usize..4, 0usize..6)),
     ) {
         let names = [EstimatorName::CutTangent, EstimatorName::LossDifference, EstimatorName::Guided, EstimatorName::EarlyExit];
         let mut e = EstimatorSpec::new(names[which], 3);
@@ -294,6 +313,7 @@ proptest! {
         let mut numbers = numbers.into_iter().cycle();
         plan.schedule.lists = any_order(&plan.schedule.workload, &placement, || usize::from(numbers.next().unwrap()));
         plan.schedule.placement = placement;
+        share(&mut plan, &groups);
         let [hidden, copies, delta] = credits;
         plan.schedule.credits = Credits { hidden, copies, delta, ..plan.schedule.credits };
         if check(&plan.schedule).is_err() {

@@ -1,9 +1,12 @@
 //! The all-reduce of a group that shares layers by heads and columns: sums in the order of the members, the same bits for all.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
-    mpsc::{Receiver, Sender, channel},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
 };
 use zofo_hal::{Error, ErrorKind, Result, TensorArg};
 use zofo_ops::{Runner, llama::Collective};
@@ -23,20 +26,17 @@ pub(super) struct Peers {
 impl Peers {
     /// The ends of a group.
     pub fn group(members: usize) -> Vec<Arc<Self>> {
-        let mut ends: Vec<Vec<_>> = (0..members).map(|_| (0..members).map(|_| None).collect()).collect();
-        for a in 0..members {
-            for b in a + 1..members {
-                let ((to_b, from_a), (to_a, from_b)) = (channel(), channel());
-                ends[a][b] = Some((to_b, from_b));
-                ends[b][a] = Some((to_a, from_a));
-            }
+        // The two ends between every two members, by the member that holds them and the one at the other side.
+        let mut ends: BTreeMap<(usize, usize), (Sender<Values>, Receiver<Values>)> = BTreeMap::new();
+        for (a, b) in (0..members).flat_map(|a| (a + 1..members).map(move |b| (a, b))) {
+            let ((to_b, from_a), (to_a, from_b)) = (channel(), channel());
+            ends.insert((a, b), (to_b, from_b));
+            ends.insert((b, a), (to_a, from_a));
         }
-        let peers = |(member, ends): (usize, Vec<_>)| Self {
-            member,
-            ends: Mutex::new(ends.into_iter().flatten().collect()),
-            alone: AtomicBool::new(false),
-        };
-        ends.into_iter().enumerate().map(peers).map(Arc::new).collect()
+        let mut all: Vec<Vec<_>> = (0..members).map(|_| Vec::new()).collect();
+        ends.into_iter().for_each(|((member, _), end)| all[member].push(end));
+        let peers = |(member, ends)| Self { member, ends: Mutex::new(ends), alone: AtomicBool::new(false) };
+        all.into_iter().enumerate().map(peers).map(Arc::new).collect()
     }
 
     /// Leaves sums as they are, or adds up again.

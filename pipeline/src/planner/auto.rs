@@ -29,20 +29,18 @@ pub struct Effort {
     pub splits: u64,
     /// Orders of devices that may be looked at.
     pub orders: usize,
-    /// Whether another planner's plan may be taken that shares a stage between devices: such plans are simulated, not trained.
-    pub shared_stages: bool,
 }
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { actions: 200_000, splits: 100_000, orders: 5_000, shared_stages: true }
+        Self { actions: 200_000, splits: 100_000, orders: 5_000 }
     }
 }
 
 impl Effort {
     /// What proves optimality more often, in seconds instead of tens of milliseconds.
     pub fn thorough() -> Self {
-        Self { actions: 40_000_000, splits: 20_000_000, orders: 200_000, ..Self::default() }
+        Self { actions: 40_000_000, splits: 20_000_000, orders: 200_000 }
     }
 }
 
@@ -83,7 +81,7 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
     super::check_size(p)?;
     let (method, open) = asked(p);
     // Most planners backpropagate everywhere: theirs are the same plans whatever the method.
-    let known = the_others(p, &method, effort, |n| !n.uses_method());
+    let known = the_others(p, &method, |n| !n.uses_method());
     let best = |method: &Method| best(p, method, effort, &known);
     if !open {
         return best(&method);
@@ -122,7 +120,7 @@ fn best(p: &Problem, method: &Method, effort: Effort, known: &Option<Proposal>) 
         methods.push(Method { merge_base: !method.merge_base, ..*method });
     }
     // What the others come up with need not be found again, only beaten.
-    let others = better(known.clone(), the_others(p, method, effort, PlannerName::uses_method));
+    let others = better(known.clone(), the_others(p, method, PlannerName::uses_method));
     let mut incumbent = others.as_ref().map_or(f64::INFINITY, |o| o.outcome.makespan() * (1.0 + 1e-12));
     let (orders, complete) = orders::all(p, effort.orders);
     let (mut own, mut failure, mut bound) = (None, None, f64::INFINITY);
@@ -164,20 +162,16 @@ fn best(p: &Problem, method: &Method, effort: Effort, known: &Option<Proposal>) 
 
 /// Whether a plan is of the kind that is searched: one device per stage, one stage per device, whole backward passes.
 fn is_searched(proposal: &Proposal) -> bool {
-    let schedule = &proposal.outcome.schedule;
-    is_alone(proposal) && schedule.is_one_to_one() && schedule.workload.chains.is_empty() && !schedule.workload.split_backward
-}
-
-/// Whether every stage is on one device.
-fn is_alone(proposal: &Proposal) -> bool {
-    proposal.outcome.layout.stages.iter().all(|s| s.members.len() == 1)
+    let (layout, schedule) = (&proposal.outcome.layout, &proposal.outcome.schedule);
+    let alone = layout.stages.iter().all(|s| s.members.len() == 1);
+    alone && schedule.is_one_to_one() && schedule.workload.chains.is_empty() && !schedule.workload.split_backward
 }
 
 /// The best plan of those of the other planners.
-fn the_others(p: &Problem, method: &Method, effort: Effort, which: impl Fn(PlannerName) -> bool) -> Option<Proposal> {
+fn the_others(p: &Problem, method: &Method, which: impl Fn(PlannerName) -> bool) -> Option<Proposal> {
     let planners = PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto && which(*n));
     planners.fold(None, |best, planner| {
-        let other = planner.propose(p, method).ok().filter(|other| effort.shared_stages || is_alone(other)).map(|mut other| {
+        let other = planner.propose(p, method).ok().map(|mut other| {
             other.notes.insert(0, format!("the plan of `{}`; nothing else that was searched is better", planner.name()));
             other
         });

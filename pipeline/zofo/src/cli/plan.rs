@@ -72,7 +72,7 @@ pub struct PlanArgs {
     /// Search for seconds instead of tens of milliseconds
     #[arg(long)]
     pub thorough: bool,
-    /// Only plans that `zofo train --plan` can run: no stage is shared by devices, and bp-free ones only run forward
+    /// Only plans that `zofo train --plan` can run: bp-free devices run forward, whatever backpropagation on them would take
     #[arg(long)]
     pub trainable: bool,
     /// Write the plan, for `zofo train --plan` and `zofo simulate --plan`
@@ -142,8 +142,7 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
     }
     let p = args.from.problem(args.trainable)?;
     let planner = if args.as_printed { PlannerName::HybridopAsPrinted } else { args.planner };
-    let mut effort = if args.thorough { Effort::thorough() } else { Effort::default() };
-    effort.shared_stages = !args.trainable;
+    let effort = if args.thorough { Effort::thorough() } else { Effort::default() };
     let planned = planning::plan(&p, planner, effort).map_err(usage)?;
     let mut file = PlanFile::new(&p, &planned);
     let trains = {
