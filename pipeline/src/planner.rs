@@ -172,6 +172,14 @@ impl PlannerName {
         matches!(self, Self::Hybridop | Self::HybridopAsPrinted | Self::HybridopTail | Self::Auto)
     }
 
+    /// No plan of its kind takes less, as far as that is known without planning, in seconds.
+    pub(crate) fn bound(self, p: &Problem) -> f64 {
+        match self {
+            Self::Adaptis => bounds::whole_layers(p, &p.capable()),
+            _ => 0.0,
+        }
+    }
+
     /// Plans.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! A stage cannot start before the first micro-batch has come through everything in front of it, has all its work to do, and whatever it does
 //! last still has to go on from there: down to the losses, back up, or nowhere.
 
+use super::Problem;
 use crate::{
     ir::{Group, Readout, Workload},
     sim::{StageTiming, Timing},
@@ -148,4 +149,43 @@ pub(super) fn line(w: &Workload, timing: &Timing) -> f64 {
     // The last base pass leaves the head no earlier than its slowest stage lets it.
     let slowest = (0..n).map(base).fold(0.0, f64::max);
     bound.max(base_down[0] + (shape.m - 1.0) * slowest + loss + back_up[n] + read)
+}
+
+/// Least seconds of a step in which every layer is trained first-order, by one of `devices` for all micro-batches: no device takes more layers in that
+/// time than those that are quickest on it, and all layers have to be taken.
+pub(super) fn whole_layers(p: &Problem, devices: &[usize]) -> f64 {
+    let m = f64::from(p.micro_batches());
+    // Every device's layers, quickest first, and when each would be done.
+    let ends = devices.iter().flat_map(|d| {
+        let mut times: Vec<f64> = (0..p.layers()).map(|l| p.both(*d, &(l..l + 1))).collect();
+        times.sort_by(f64::total_cmp);
+        times.into_iter().scan(0.0, move |at, t| {
+            *at += m * t;
+            Some(*at)
+        })
+    });
+    let mut ends: Vec<f64> = ends.collect();
+    ends.sort_by(f64::total_cmp);
+    ends.get(p.layers().wrapping_sub(1)).copied().unwrap_or(f64::INFINITY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cluster::Kind,
+        costs::{Costs, DeviceCosts, LayerCosts},
+    };
+
+    /// One layer takes 3 on the first device and 6 on the second: four layers are two and one in 6, and a third on the first or a second on the other
+    /// makes it 9.
+    #[test]
+    fn layers_are_not_cut() {
+        let devices = [("a", 1.0), ("b", 0.5)].map(|(name, speed)| DeviceCosts::new(name, Kind::Bp, speed));
+        let p = Problem::new(Costs::new(vec![LayerCosts::new(1.0); 4], devices.to_vec(), 1)).unwrap();
+        assert_eq!(whole_layers(&p, &[0, 1]), 9.0);
+        assert_eq!(whole_layers(&p, &[0]), 12.0);
+        assert_eq!(whole_layers(&p, &[1]), 24.0);
+        assert_eq!(whole_layers(&p, &[]), f64::INFINITY);
+    }
 }
