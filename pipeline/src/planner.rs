@@ -9,6 +9,7 @@ pub mod asteroid;
 pub mod auto;
 mod bounds;
 pub mod dapple;
+pub mod early_exit;
 pub mod given;
 mod hdp;
 pub mod hybridop;

@@ -88,6 +88,8 @@ pub struct TrainOptions {
     pub clip: f64,
     /// Slopes beyond this many deviations are pulled in; `None` leaves them.
     pub winsorise: Option<f64>,
+    /// Further directions that `early-exit` takes as far as its exit head; `None` is as many as `directions`.
+    pub exit_directions: Option<u32>,
     /// Step of the difference estimators; `None` is the measured default.
     pub eps: Option<f32>,
     /// Takes differences to both sides.
@@ -134,6 +136,7 @@ impl Default for TrainOptions {
             decay: false,
             clip: 1.0,
             winsorise: None,
+            exit_directions: None,
             eps: None,
             two_sided: false,
             schedule: None,
@@ -216,6 +219,9 @@ impl TrainOptions {
         spec.eps = self.eps.unwrap_or(spec.eps);
         spec.two_sided = self.two_sided;
         spec.winsorise = self.winsorise;
+        if self.estimator == EstimatorName::EarlyExit {
+            spec.exit_directions = self.exit_directions.unwrap_or(self.directions);
+        }
         spec
     }
 

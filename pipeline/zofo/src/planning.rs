@@ -13,10 +13,15 @@ pub use trace::trace;
 use std::time::Instant;
 
 use zofo_hal::Result;
-use zofo_pipeline::planner::{
-    PlannerName, Problem, Proposal,
-    auto::{self, Effort, Found},
-    verdict::{Alternative, left_out, verdict},
+use zofo_pipeline::{
+    estimator::EstimatorName,
+    ir::Role,
+    planner::{
+        PlannerName, Problem, Proposal,
+        auto::{self, Effort, Found},
+        early_exit,
+        verdict::{Alternative, left_out, verdict},
+    },
 };
 
 /// A plan with what is to be said about it.
@@ -42,6 +47,33 @@ pub struct Planned {
 /// # Errors
 /// `InvalidArgument` where no plan fits, naming the device whose memory is short and by how much.
 pub fn plan(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned> {
+    let mut planned = search(p, planner, effort)?;
+    if p.costs().exit_directions == 0 {
+        exit_early(p, &mut planned.proposal)?;
+    }
+    Ok(planned)
+}
+
+/// Gives a plan by `early-exit` as many exit directions as its idle time has room for.
+fn exit_early(p: &Problem, proposal: &mut Proposal) -> Result<()> {
+    let Proposal { outcome, method, notes, .. } = proposal;
+    if method.estimator != EstimatorName::EarlyExit || outcome.layout.stages.iter().all(|s| s.role != Role::ZerothOrder) {
+        return Ok(());
+    }
+    match early_exit::fill(p, outcome, method)? {
+        Some((q, filled)) => {
+            *outcome = filled;
+            notes.push(format!("{q} exit directions fit into time that is idle without them"));
+        }
+        None => {
+            method.estimator = EstimatorName::LossDifference;
+            notes.push("no exit direction fits into idle time: by loss-difference, which is early-exit without any; give --exit-directions to have some".into());
+        }
+    }
+    Ok(())
+}
+
+fn search(p: &Problem, planner: PlannerName, effort: Effort) -> Result<Planned> {
     let begin = Instant::now();
     let (method, _) = auto::asked(p);
     if planner == PlannerName::Auto {

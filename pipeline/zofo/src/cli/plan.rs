@@ -54,6 +54,9 @@ pub struct CostArgs {
     /// Directions of every micro-batch; 0 freezes the head [default: the costs', or as many as are nearly free]
     #[arg(long, value_name = "Q")]
     pub directions: Option<u32>,
+    /// Further directions that early-exit takes as far as its exit head [default: the costs', or as many as idle time has room for]
+    #[arg(long, value_name = "Q")]
+    pub exit_directions: Option<u32>,
     /// How slopes are estimated [default: the costs', or cut-tangent]
     #[arg(long, value_name = "NAME", value_parser = |n: &str| EstimatorName::parse(n).map_err(|e| e.message().to_owned()))]
     pub estimator: Option<EstimatorName>,
@@ -123,12 +126,7 @@ impl CostArgs {
         costs.micro_batches = self.micro_batches.unwrap_or(costs.micro_batches);
         costs.directions = self.directions.or(costs.directions);
         costs.estimator = self.estimator.or(costs.estimator);
-        if costs.estimator == Some(EstimatorName::EarlyExit) && costs.exit_directions == 0 {
-            let missing = || {
-                usage(Error::invalid("early-exit needs a number of directions, which the exit head takes as many of: give --directions"))
-            };
-            costs.exit_directions = costs.directions.ok_or_else(missing)?;
-        }
+        costs.exit_directions = self.exit_directions.unwrap_or(costs.exit_directions);
         if trainable {
             costs.devices.iter_mut().filter(|d| d.kind == Kind::BpFree).for_each(|d| d.fo_speed = None);
         }

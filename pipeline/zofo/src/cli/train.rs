@@ -115,6 +115,9 @@ fn settle(plan: &PlanFile, options: &mut TrainOptions, given: &[String]) {
     if said("estimator") {
         options.estimator = asked.estimator;
     }
+    if said("exit_directions") {
+        options.exit_directions = asked.exit_directions;
+    }
     if said("directions") {
         (options.directions, options.freeze_head) = (asked.directions, asked.freeze_head);
     }

@@ -166,6 +166,9 @@ pub struct TrainArgs {
     /// Random directions that every micro-batch takes
     #[arg(long, value_name = "Q", default_value_t = defaults().directions, help_heading = "Zeroth-order stages")]
     pub directions: u32,
+    /// Further directions that early-exit takes as far as its exit head [default: as many]
+    #[arg(long, value_name = "Q", help_heading = "Zeroth-order stages")]
+    pub exit_directions: Option<u32>,
     /// Take the same directions for the micro-batches of a mini-batch, or new ones for each micro-batch
     #[arg(long, value_name = "SCOPE", value_parser = scope, default_value = defaults().scope.name(), help_heading = "Zeroth-order stages")]
     pub scope: Scope,
@@ -229,6 +232,7 @@ impl TrainArgs {
         o.decay = self.decay;
         o.clip = self.clip;
         o.winsorise = self.winsorise;
+        o.exit_directions = self.exit_directions;
         o.eps = self.eps;
         o.two_sided = self.two_sided;
         o.schedule = self.schedule;

@@ -156,6 +156,10 @@ impl PlanFile {
             batch_layers: s.batch_layers.clone(),
         });
         let c = schedule.credits;
+        let mut costs = p.costs().clone();
+        if schedule.workload.estimates() {
+            costs.exit_directions = schedule.workload.exit_directions;
+        }
         Self {
             planner: planned.planner.name().into(),
             partition: layout.stages.iter().flat_map(alone).collect(),
@@ -179,7 +183,7 @@ impl PlanFile {
             credits: [c.hidden, c.copies, c.delta, c.awaiting],
             split_backward: schedule.workload.split_backward,
             order: schedule.lists.iter().map(|list| list.iter().map(ToString::to_string).collect()).collect(),
-            costs: p.costs().clone(),
+            costs,
         }
     }
 
@@ -231,6 +235,7 @@ impl PlanFile {
         options.freeze_head |= has(Role::Frozen);
         if has(Role::ZerothOrder) {
             (options.estimator, options.directions) = (self.estimator, self.directions);
+            options.exit_directions = Some(self.costs.exit_directions);
         }
     }
 

@@ -176,6 +176,41 @@ fn shared_stages_are_trained() {
     assert_eq!(adapter("half"), adapter("accpar"));
 }
 
+/// Boards that only run forward wait for the others at the end of a step, and take exit directions then.
+#[test]
+fn exit_directions_fill_idle_time() {
+    let place = place();
+    place.write("costs.json", TOY.replace("\"speed\": 0.5", "\"speed\": 4").replace("\"micro_batches\": 4", "\"micro_batches\": 2"));
+    let plan = |args: &[&str]| {
+        let all = [
+            "plan",
+            "--costs",
+            "costs.json",
+            "--estimator",
+            "early-exit",
+            "--trainable",
+            "--planner",
+            "hybridop",
+            "--json",
+            "--out",
+            "plan.json",
+        ];
+        json(&place.run(&[&all[..], args].concat()).ok().out)
+    };
+    let time = |plan: &Value| plan["makespan_s"].as_f64().unwrap();
+    let without = json(&place.run(&["plan", "--costs", "costs.json", "--planner", "hybridop", "--trainable", "--json"]).ok().out);
+    let filled = plan(&[]);
+    let q = filled["costs"]["exit_directions"].as_u64().unwrap();
+    assert!(q > 0 && time(&filled) <= time(&without) * (1.0 + 1e-9), "{q}: {filled}");
+    let more = (q + 1).to_string();
+    assert!(time(&plan(&["--exit-directions", &more])) > time(&filled));
+    plan(&[]);
+    place.train(&["--plan", "plan.json", "--directions", "1", "--steps", "1", "--eval-samples", "0", "--out", "run"]).ok();
+    let order = place.json("run/plan.json")["workers"][1]["order"].to_string();
+    assert!(order.contains(&format!("X1[{}..{q}+base]", q - 1)), "{order}");
+    place.train(&["--plan", "plan.json", "--directions", "1", "--exit-directions", "99", "--steps", "1"]).refused(2, &["exit directions"]);
+}
+
 #[test]
 fn a_plan_for_something_else_is_not_trained() {
     let place = Place::new();
