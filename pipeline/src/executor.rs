@@ -153,6 +153,11 @@ impl Executor {
         Some(self.device_bytes() + self.rehearsed.as_ref()?.iter().sum::<u64>())
     }
 
+    /// What each device of the plan allocates for a step beside what is loaded, as rehearsed; `None` where the capacity is not known.
+    pub fn step_bytes(&self) -> Option<&[u64]> {
+        self.rehearsed.as_deref()
+    }
+
     /// Device memory in use, each device counted once. Workers keep a step's buffers for the next, so after a step it is that step's peak.
     pub fn device_bytes(&self) -> u64 {
         let all: Vec<MemoryStats> = self.devices.iter().map(|d| d.memory()).collect();

@@ -252,6 +252,11 @@ impl Session {
         self.executor.weight_bytes()
     }
 
+    /// As [`Executor::step_bytes`].
+    pub fn step_bytes(&self) -> Option<&[u64]> {
+        self.executor.step_bytes()
+    }
+
     /// As [`Executor::planned_bytes`].
     pub fn planned_bytes(&self) -> Option<u64> {
         self.executor.planned_bytes()

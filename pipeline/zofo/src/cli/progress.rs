@@ -55,9 +55,7 @@ impl Progress {
                         Role::ZerothOrder => "zeroth-order",
                         Role::Frozen => "frozen",
                     };
-                    let (first, end) = (stage.layers.start, stage.layers.end);
-                    let layers = if end - first == 1 { format!("layer {first}") } else { format!("layers {first} to {}", end - 1) };
-                    self.say(&format!("  {:<12} {layers}, {learns}", stage.devices()));
+                    self.say(&format!("  {:<12} layers {}..{}, {learns}", stage.devices(), stage.layers.start, stage.layers.end));
                 }
                 if *first_step > 0 {
                     self.say(&format!("going on after {}", console::count(*first_step, "step")));

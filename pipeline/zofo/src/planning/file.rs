@@ -132,6 +132,9 @@ pub struct PlanFile {
     costs: Costs,
 }
 
+/// Keys that are left out where there is nothing to say.
+const OPTIONAL: [&str; 3] = ["joules", "verdict", "chains"];
+
 const SPLITS: [(&str, Split); 3] = [("batch", Split::Batch), ("tensor", Split::Tensor), ("directions", Split::Directions)];
 const ROLES: [Role; 3] = [Role::FirstOrder, Role::ZerothOrder, Role::Frozen];
 
@@ -141,7 +144,6 @@ impl PlanFile {
         let outcome = &planned.proposal.outcome;
         let (layout, schedule) = (&outcome.layout, &outcome.schedule);
         let name = |d: usize| p.device(d).name.clone();
-        let alone = |s: &StageLayout| s.members.iter().map(|m| (name(m.device), s.layers.start, s.layers.end)).collect::<Vec<_>>();
         let comparison = |a: &Alternative| Comparison {
             what: a.what.clone(),
             makespan_s: a.makespan.as_ref().ok().copied(),
@@ -155,6 +157,7 @@ impl PlanFile {
             devices: s.members.iter().map(|m| (name(m.device), m.share)).collect(),
             batch_layers: s.batch_layers.clone(),
         });
+        let stages: Vec<StageEntry> = stages.collect();
         let c = schedule.credits;
         let mut costs = p.costs().clone();
         if schedule.workload.estimates() {
@@ -162,7 +165,7 @@ impl PlanFile {
         }
         Self {
             planner: planned.planner.name().into(),
-            partition: layout.stages.iter().flat_map(alone).collect(),
+            partition: Self::partition(&stages),
             predicted_makespan_s: outcome.makespan(),
             lower_bound_s: planned.lower_bound,
             proven_optimal: planned.proven_optimal,
@@ -173,7 +176,7 @@ impl PlanFile {
             simulated: Simulated::new(p, outcome),
             notes: planned.proposal.notes.clone(),
             verdict: planned.verdict.iter().map(comparison).collect(),
-            stages: stages.collect(),
+            stages,
             placement: layout.placement.clone(),
             chains: layout
                 .chains
@@ -190,9 +193,27 @@ impl PlanFile {
     /// Reads a file's text.
     ///
     /// # Errors
-    /// `Format` with line and column.
+    /// `Format` with line and column, or naming a key that no plan has.
     pub fn parse(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|e| Error::format(format!("no plan that `zofo plan --out` wrote: {e}")))
+        let wrong = |e: serde_json::Error| {
+            // The plan of a run says who did what, not what it was expected to cost.
+            let of_a_run = text.contains("\"workers\"") && !text.contains("\"planner\"");
+            let hint =
+                if of_a_run { "; a run folder's plan.json is a record of the run, which goes on with `zofo train --resume`" } else { "" };
+            Error::format(format!("no plan that `zofo plan --out` wrote: {e}{hint}"))
+        };
+        let file: Self = serde_json::from_str(text).map_err(wrong)?;
+        let given: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).map_err(wrong)?;
+        let known = serde_json::to_value(&file).map_err(wrong)?;
+        if let Some(key) = given.keys().find(|key| known.get(key).is_none() && !OPTIONAL.contains(&key.as_str())) {
+            return Err(Error::format(format!("a plan has no `{key}`; nothing would follow from it")));
+        }
+        Ok(file)
+    }
+
+    /// Who holds which layers, by the stages.
+    fn partition(stages: &[StageEntry]) -> Vec<(String, usize, usize)> {
+        stages.iter().flat_map(|s| s.devices.iter().map(|(name, _)| (name.clone(), s.layers[0], s.layers[1]))).collect()
     }
 
     /// Simulates it again, from its costs, stages and order alone.
@@ -200,6 +221,9 @@ impl PlanFile {
     /// # Errors
     /// `Format` or `InvalidArgument` naming the part that makes no sense.
     pub fn simulate(&self) -> Result<(Problem, Outcome)> {
+        if self.partition != Self::partition(&self.stages) {
+            return Err(Error::format("`partition` of the plan is not that of its `stages`: the stages are what runs, so change both"));
+        }
         let p = Problem::new(self.costs.clone())?;
         let mut method = Method::new(self.estimator, self.directions);
         method.merge_base = self.merge_base;
@@ -250,7 +274,7 @@ impl PlanFile {
             let wrong = |what: String| Error::format(format!("stage {i} of the plan {what}"));
             let [start, end] = s.layers;
             if start >= end || end > p.layers() || s.batch_layers.iter().any(|l| !(start..end).contains(l)) {
-                return Err(wrong(format!("has layers {start} to {end}, the model has {}", p.layers())));
+                return Err(wrong(format!("has layers {start}..{end}, the model has {}", p.layers())));
             }
             let mut members = Vec::new();
             for (name, share) in &s.devices {

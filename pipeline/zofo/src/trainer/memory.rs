@@ -2,36 +2,84 @@
 
 use zofo_hal::{DType, Error, Result};
 use zofo_ops::llama::{ParamName, SliceSpec, WeightSource};
-use zofo_pipeline::{cluster::Cluster, plan::Plan};
+use zofo_pipeline::{
+    cluster::{Cluster, DeviceEntry},
+    plan::{Plan, StagePlan},
+    planner::Split,
+};
 
 /// Compares each device's stated memory with the base weights of its stages, which are the least that it must hold.
 ///
 /// # Errors
 /// `InvalidArgument` naming the device, with both sizes.
 pub(super) fn check(cluster: &Cluster, plan: &Plan, source: &dyn WeightSource, default_compute: DType) -> Result<()> {
-    let config = source.config();
     for entry in &cluster.devices {
         let Some(memory) = entry.memory else { continue };
-        let stages: Vec<_> =
-            plan.stages.iter().filter(|s| s.members.iter().any(|m| m.device == entry.name)).map(|s| s.layers.clone()).collect();
-        let weights = stages.iter().flat_map(|layers| SliceSpec::new(config, layers.clone()).weights(config));
-        let mut names: Vec<ParamName> = weights.map(|(n, _)| n).collect();
-        names.sort_unstable();
-        names.dedup();
-        let compute = entry.compute.unwrap_or(default_compute);
-        let mut needed = 0u64;
-        for name in names {
-            let Some(tensor) = source.tensor(name)? else { continue };
-            let dtype = if tensor.dtype == DType::F32 { compute } else { tensor.dtype };
-            needed = needed.saturating_add(dtype.bytes(tensor.rows * tensor.cols).unwrap_or(usize::MAX) as u64);
-        }
+        let needed = weights(entry, plan, source, default_compute)?;
         if needed > memory {
-            return Err(Error::invalid(format!(
-                "device `{}` has {memory} bytes of memory, but the weights of its layers {:?} take {needed}; give it fewer layers (`layers = ...`), add a \
-                 device, or compute in 16 bits",
-                entry.name, stages
-            )));
+            let layers: Vec<String> = stages(entry, plan).map(|s| format!("{}..{}", s.layers.start, s.layers.end)).collect();
+            return Err(short(entry, memory, &format!("the weights of its layers {} take {needed}", layers.join(", "))));
         }
     }
     Ok(())
+}
+
+/// The same with what a step takes beside the weights; `step_bytes` in the order of the plan's devices.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_peak(
+    cluster: &Cluster,
+    plan: &Plan,
+    source: &dyn WeightSource,
+    default_compute: DType,
+    step_bytes: &[u64],
+) -> Result<()> {
+    for (name, step) in plan.devices().into_iter().zip(step_bytes) {
+        let Some(entry) = cluster.devices.iter().find(|d| d.name == name) else { continue };
+        let Some(memory) = entry.memory else { continue };
+        let weights = weights(entry, plan, source, default_compute)?;
+        if weights.saturating_add(*step) > memory {
+            return Err(short(entry, memory, &format!("its weights take {weights} and the activations of a step {step}")));
+        }
+    }
+    Ok(())
+}
+
+fn short(entry: &DeviceEntry, memory: u64, takes: &str) -> Error {
+    Error::invalid(format!(
+        "device `{}` has {memory} bytes of memory, but {takes}; give it fewer layers (`layers = ...`), add a device, take smaller or more micro-batches, \
+         or compute in 16 bits",
+        entry.name
+    ))
+}
+
+fn stages<'a>(entry: &'a DeviceEntry, plan: &'a Plan) -> impl Iterator<Item = &'a StagePlan> {
+    plan.stages.iter().filter(|s| s.members.iter().any(|m| m.device == entry.name))
+}
+
+/// Bytes of the base weights that a device holds, each once.
+fn weights(entry: &DeviceEntry, plan: &Plan, source: &dyn WeightSource, default_compute: DType) -> Result<u64> {
+    let config = source.config();
+    let mut held: Vec<(ParamName, f64)> = Vec::new();
+    for stage in stages(entry, plan) {
+        let member = stage.members.iter().find(|m| m.device == entry.name);
+        let share = member.filter(|_| stage.split == Split::Tensor).map_or(1.0, |m| m.share);
+        held.extend(SliceSpec::new(config, stage.layers.clone()).weights(config).into_iter().map(|(name, _)| match name {
+            ParamName::Weight(..) => (name, share),
+            // Embedding and head are whole on every member.
+            _ => (name, 1.0),
+        }));
+    }
+    held.sort_by(|a, b| a.0.cmp(&b.0));
+    held.dedup_by_key(|(name, _)| *name);
+    let compute = entry.compute.unwrap_or(default_compute);
+    let mut needed = 0u64;
+    for (name, share) in held {
+        let Some(tensor) = source.tensor(name)? else { continue };
+        let dtype = if tensor.dtype == DType::F32 { compute } else { tensor.dtype };
+        let bytes = dtype.bytes(tensor.rows * tensor.cols).unwrap_or(usize::MAX) as f64;
+        needed = needed.saturating_add((share * bytes) as u64);
+    }
+    Ok(needed)
 }

@@ -44,6 +44,9 @@ impl Trainer {
             folder.write_plan(&self.plan, self.model.config().layers)?;
         }
         let mut session = self.session()?;
+        if let Some(step) = session.step_bytes() {
+            super::memory::check_peak(&self.cluster, &self.plan, &**self.model.source(), self.options.compute()?, step)?;
+        }
         let parameters = session.adapter()?.parameters();
         (self.on_event)(&Event::Started {
             plan: self.plan.clone(),

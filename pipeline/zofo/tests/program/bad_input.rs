@@ -132,7 +132,10 @@ fn clusters_that_cannot_be_used() {
     let bytes = 4 * (4 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) + 258 * 16);
     let memory = |n: usize| format!("{bp}\nmemory = {n}");
     refused(&[("small", &memory(bytes - 1))], &["`small`", &(bytes - 1).to_string(), &bytes.to_string()]);
-    place.write("c.toml", format!("[[device]]\nname = \"large\"\n{}\n", memory(bytes)));
+    // The weights fit, what a step computes does not.
+    place.write("c.toml", format!("[[device]]\nname = \"tight\"\n{}\n", memory(bytes)));
+    place.train(&["--cluster", "c.toml"]).refused(1, &["`tight`", &bytes.to_string(), "activations of a step"]);
+    place.write("c.toml", format!("[[device]]\nname = \"large\"\n{}\n", memory(100 * bytes)));
     place.train(&["--cluster", "c.toml", "--steps", "1", "--eval-samples", "0"]).ok();
     refused(&[], &["no device"]);
     place.write("c.toml", "[[device]");

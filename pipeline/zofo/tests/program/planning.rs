@@ -233,6 +233,19 @@ fn a_plan_for_something_else_is_not_trained() {
     let tail = plan(&TOY.replace("\"micro_batches\": 4", "\"micro_batches\": 2"), "hybridop-tail");
     assert!(tail.out.contains("it cannot train") && !tail.out.contains("train it:"), "{}", tail.out);
     refused(&[], &["model of latency"]);
+    // What a plan says twice it says the same, and nothing that nobody reads.
+    plan(PAIR, "1f1b");
+    let edited = |key: &str, value: Value| {
+        let mut file = place.json("plan.json");
+        file[key] = value;
+        place.write("edited.json", file.to_string());
+        place.run(&["simulate", "--plan", "edited.json"])
+    };
+    edited("partition", serde_json::json!([["left", 0, 3], ["right", 3, 4]])).refused(1, &["edited.json", "`partition`"]);
+    edited("colour", "blue".into()).refused(1, &["edited.json", "no `colour`"]);
+    edited("notes", serde_json::json!(["mine"])).ok();
+    place.train(&["--plan", "plan.json", "--steps", "1", "--eval-samples", "0", "--out", "done"]).ok();
+    place.run(&["simulate", "--plan", "done/plan.json"]).refused(1, &["--resume"]);
     // Zeroth-order stages learn as was planned.
     plan(&TOY.replace("\"micro_batches\": 4", "\"micro_batches\": 2").replace("loss-difference", "cut-tangent"), "hybridop");
     refused(&["--estimator", "guided", "--targets", "o"], &["estimator", "cut-tangent in the plan", "guided"]);
