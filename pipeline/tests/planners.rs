@@ -102,18 +102,19 @@ fn emulated_backpropagation_is_used_where_it_is_worth_it() {
 #[test]
 fn directions_are_chosen_by_what_they_cost() {
     // A fast bp-free board is idle most of the time: many directions are free. A slow one has no time for any.
-    let directions = |speed: f64, force: bool| {
+    let chosen = |speed: f64, asked: Option<EstimatorName>| {
         let mut c = costs(8, vec![free("n0", speed), bp("g0", 1.0)], 8, EstimatorName::CutTangent, 0);
-        (c.directions, c.estimator) = (None, None);
-        if force {
-            c.devices[1].memory_bytes = Some(4.0);
-            c.layers.iter_mut().for_each(|l| l.weight_bytes = 1.0);
-        }
+        (c.directions, c.estimator) = (None, asked);
+        c.devices[1].memory_bytes = Some(4.0);
+        c.layers.iter_mut().for_each(|l| l.weight_bytes = 1.0);
         let found = auto::plan(&Problem::new(c).unwrap(), Effort::default()).unwrap();
-        found.proposal.method.directions
+        (found.proposal.method.estimator, found.proposal.method.directions)
     };
-    assert!(directions(100.0, true) >= 8);
-    assert_eq!(directions(0.3, true), 0);
+    let (estimator, directions) = chosen(100.0, None);
+    assert!(estimator == EstimatorName::CutTangent && directions >= 8, "{estimator:?}, {directions}");
+    // Guided estimates need the base pass alone.
+    assert_eq!(chosen(0.3, None), (EstimatorName::Guided, 1));
+    assert_eq!(chosen(0.3, Some(EstimatorName::CutTangent)).1, 0);
 }
 
 #[test]

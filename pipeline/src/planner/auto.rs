@@ -73,7 +73,8 @@ const DIRECTIONS: [u32; 5] = [16, 8, 4, 2, 1];
 /// How much longer than with a frozen head a step may take for the sake of directions that nobody asked for.
 const WORTH: f64 = 1.05;
 
-/// Plans with a number of directions as given, or with as many as cost next to nothing.
+/// Plans with a number of directions as given, or with as many as cost next to nothing. Where not even one does and the estimator was not given, the
+/// head learns from the gradient at the cut, which takes no perturbed pass, if that costs next to nothing; else it is frozen.
 ///
 /// # Errors
 /// `InvalidArgument` where no plan fits, naming the device whose memory is short and by how much.
@@ -92,16 +93,27 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
         return Ok(frozen);
     }
     let limit = WORTH * frozen.proposal.outcome.makespan();
+    let cheap = |method: Method| best(&method).ok().filter(|f| f.proposal.outcome.makespan() <= limit && has_head(f));
+    let longer = |f: &Found| 100.0 * (f.proposal.outcome.makespan() / frozen.proposal.outcome.makespan() - 1.0);
     for q in DIRECTIONS {
-        let method = Method { directions: q, ..method };
-        let Ok(mut found) = best(&method) else { continue };
-        if found.proposal.outcome.makespan() <= limit && has_head(&found) {
-            let percent = 100.0 * (found.proposal.outcome.makespan() / frozen.proposal.outcome.makespan() - 1.0);
+        if let Some(mut found) = cheap(Method { directions: q, ..method }) {
             found.proposal.notes.push(format!(
-                "{q} directions were chosen: a step takes {percent:.1} % longer than with a frozen head; give `directions` to have more"
+                "{q} directions were chosen: a step takes {:.1} % longer than with a frozen head; give `directions` to have more",
+                longer(&found)
             ));
             return Ok(found);
         }
+    }
+    if p.costs().estimator.is_none()
+        && let Some(mut found) = cheap(Method::new(EstimatorName::Guided, 1))
+    {
+        found.proposal.notes.push(format!(
+            "`guided` was chosen: a step takes {:.1} % longer than with a frozen head, and even one random direction more than {:.0} %; give `estimator` \
+             or `directions` to have it otherwise",
+            longer(&found),
+            100.0 * (WORTH - 1.0)
+        ));
+        return Ok(found);
     }
     let mut found = frozen;
     found.proposal.notes.push(format!(

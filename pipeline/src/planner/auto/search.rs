@@ -225,9 +225,17 @@ impl<'a> Search<'a> {
             if timeline.makespan >= self.incumbent {
                 continue;
             }
-            match layout.devices(self.p, &timeline) {
-                Ok(_) => {
-                    self.incumbent = timeline.makespan;
+            // As a list the order may hold more at a time, and end earlier: it does not wait for credits before an action, but behind it.
+            let as_list = || {
+                layout.devices(self.p, &timeline)?;
+                let (schedule, _) = sim::arrange(&o.w, &timing, &all[i])?;
+                let listed = sim::replay(&schedule, &timing)?;
+                layout.devices(self.p, &listed).map(|_| listed.makespan)
+            };
+            match as_list() {
+                Ok(makespan) if makespan >= self.incumbent => {}
+                Ok(makespan) => {
+                    self.incumbent = makespan;
                     self.best = Some(Best { devices: o.devices.to_vec(), ends: ends.to_vec(), urgency: all[i] });
                     self.favourite = i;
                     better = true;
