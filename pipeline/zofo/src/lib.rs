@@ -22,6 +22,7 @@ pub mod planning;
 pub mod run_folder;
 mod shuffle;
 pub mod summary;
+pub mod timeline;
 pub mod tokens;
 pub mod trainer;
 

@@ -3,12 +3,10 @@
 mod file;
 mod model_costs;
 mod report;
-mod trace;
 
 pub use file::{PlanFile, Simulated};
 pub use model_costs::{BOARDS, Board, model_costs};
 pub use report::report;
-pub use trace::trace;
 
 use std::time::Instant;
 

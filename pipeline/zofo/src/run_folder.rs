@@ -10,6 +10,8 @@
 //! | `adapter/` | the adapter in PEFT's format |
 //! | `predictions.jsonl`, `predictions_before.jsonl` | what the model said to each evaluation example ([`crate::eval::Predictions`]) after training, and before |
 //! | `curves.svg` | training loss over steps |
+//! | `trace.json` | the last step on the clock, measured; opens in Perfetto |
+//! | `report.html` | the result, the loss and the last step as a page |
 //! | `summary.json` | the result ([`Summary`]) |
 //!
 //! Files are replaced whole or, where they grow by lines, cut back to the last checkpoint when a run goes on.
@@ -127,6 +129,16 @@ impl RunFolder {
     /// The picture of the training loss.
     pub fn curves(&self) -> PathBuf {
         self.path.join("curves.svg")
+    }
+
+    /// The last step's timeline.
+    pub fn trace(&self) -> PathBuf {
+        self.path.join("trace.json")
+    }
+
+    /// The page.
+    pub fn report(&self) -> PathBuf {
+        self.path.join("report.html")
     }
 
     /// The predictions of the evaluation before or after training.

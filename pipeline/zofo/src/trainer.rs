@@ -10,6 +10,7 @@
 
 mod builder;
 mod memory;
+mod report;
 mod run;
 
 use std::path::PathBuf;

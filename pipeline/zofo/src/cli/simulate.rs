@@ -9,6 +9,7 @@ use zofo::{
     order::ScheduleName,
     planner::{Outcome, PlannerName, Problem, auto, given},
     planning::{self, PlanFile, Simulated},
+    timeline::Timeline,
 };
 
 use super::{
@@ -82,7 +83,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), Failure> {
 fn show(args: &SimulateArgs, p: &Problem, outcome: &Outcome) -> Result<(), Failure> {
     let simulated = Simulated::new(p, outcome);
     if let Some(path) = &args.trace {
-        std::fs::write(path, planning::trace(p, outcome).to_string() + "\n").map_err(|e| Error::io(path, e))?;
+        std::fs::write(path, Timeline::modelled(p, outcome).trace().to_string() + "\n").map_err(|e| Error::io(path, e))?;
     }
     if let Some(path) = &args.report {
         std::fs::write(path, planning::report(p, outcome)).map_err(|e| Error::io(path, e))?;

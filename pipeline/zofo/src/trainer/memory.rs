@@ -71,7 +71,7 @@ fn weights(entry: &DeviceEntry, plan: &Plan, source: &dyn WeightSource, default_
             _ => (name, 1.0),
         }));
     }
-    held.sort_by(|a, b| a.0.cmp(&b.0));
+    held.sort_by_key(|(name, _)| *name);
     held.dedup_by_key(|(name, _)| *name);
     let compute = entry.compute.unwrap_or(default_compute);
     let mut needed = 0u64;

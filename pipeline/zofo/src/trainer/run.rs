@@ -10,20 +10,22 @@ use zofo_ops::{
 };
 use zofo_pipeline::{
     estimator::EstimatorName,
+    events::Span,
     ir::Role,
     train::{Session, capacity_of},
 };
 
-use super::{Out, Run, Trainer};
+use super::{Out, Run, Trainer, report::report};
 use crate::{
     curves::{Chart, Curve},
     data::Dataset,
     eval::{Evaluation, evaluate},
     events::{Event, When},
     inference::Inference,
-    run_folder::{Logs, Metrics, RunFolder},
+    run_folder::{Logs, Metrics, RunFolder, write_atomic},
     shuffle::{Purpose, Stream, permutation},
     summary::{Summary, ends, peak_rss_bytes},
+    timeline::Timeline,
     tokens::Encoder,
 };
 
@@ -89,12 +91,12 @@ impl Trainer {
         let adapter = session.adapter()?;
         session.finish()?;
         self.write_adapter(&adapter)?;
-        self.draw(&progress.losses)?;
         let scores = if cancelled { None } else { self.evaluate(When::After, Some(&adapter))? };
         if let Some(scores) = &scores {
             progress.after(scores);
         }
         progress.finish(!cancelled, began);
+        self.draw(&progress)?;
         if let Some(folder) = self.out.folder() {
             folder.write_summary(&progress.summary)?;
         }
@@ -149,6 +151,7 @@ impl Trainer {
                 logs.step(&metrics, &journal)?;
             }
             progress.step(&metrics);
+            progress.last = Some(report.timeline.clone());
             let finite = report.loss.is_finite();
             (self.on_event)(&Event::Step(report));
             if !finite {
@@ -202,13 +205,24 @@ impl Trainer {
         self.options.estimator != EstimatorName::Guided && self.plan.stages.iter().any(|s| s.role == Role::ZerothOrder)
     }
 
-    fn draw(&self, losses: &[f64]) -> Result<()> {
-        let Some(folder) = self.out.folder() else { return Ok(()) };
+    fn curves(&self, folder: &RunFolder, losses: &[f64]) -> Chart {
         let points = losses.iter().zip(1u32..).map(|(loss, step)| (f64::from(step), *loss)).collect();
         let name = folder.path().file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let curve = Curve::new(name, points);
         let model = self.model.name().rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
-        Chart::losses(format!("Training loss, {model}"), vec![curve]).save(&folder.curves())
+        Chart::losses(format!("Training loss, {model}"), vec![curve])
+    }
+
+    /// Pictures of the run.
+    fn draw(&self, progress: &Progress) -> Result<()> {
+        let Some(folder) = self.out.folder() else { return Ok(()) };
+        let curves = self.curves(folder, &progress.losses);
+        curves.save(&folder.curves())?;
+        let timeline = progress.last.as_deref().map(|spans| Timeline::measured(&self.plan, spans));
+        if let Some(timeline) = &timeline {
+            write_atomic(&folder.trace(), format!("{}\n", timeline.trace()).as_bytes())?;
+        }
+        write_atomic(&folder.report(), report(&self.plan, &progress.summary, &curves.to_svg(), timeline.as_ref()).as_bytes())
     }
 
     fn write_adapter(&self, adapter: &HostAdapter) -> Result<()> {
@@ -267,6 +281,8 @@ struct Progress {
     losses: Vec<f64>,
     samples: usize,
     utilisation: f64,
+    /// What devices did in the last step that was made here.
+    last: Option<Vec<Vec<Span>>>,
     /// Time of an interrupted part.
     before: f64,
 }
@@ -297,7 +313,7 @@ impl Progress {
                 }
             }
         }
-        Ok(Self { summary, logs: None, losses: Vec::new(), samples: 0, utilisation: 0.0, before: 0.0 })
+        Ok(Self { summary, logs: None, losses: Vec::new(), samples: 0, utilisation: 0.0, last: None, before: 0.0 })
     }
 
     /// Takes what cannot be found out again from the summary of the interrupted part.

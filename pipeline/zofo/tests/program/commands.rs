@@ -59,6 +59,11 @@ fn training_leaves_a_run_folder() {
     assert_eq!(plan["stages"][0]["layers"], serde_json::json!([0, 1]));
     assert_eq!(place.json("run/adapter/adapter_config.json")["peft_type"], "LORA");
 
+    let trace = place.json("run/trace.json");
+    assert_eq!(trace["otherData"]["times"], "measured");
+    assert!(trace["traceEvents"].as_array().unwrap().iter().any(|e| e["name"] == "B0" && e["dur"].as_f64().unwrap() > 0.0), "{trace}");
+    let report = std::fs::read_to_string(place.path("run/report.html")).unwrap();
+    assert!(report.starts_with("<!DOCTYPE html>") && report.matches("<svg").count() == 2 && report.contains("macro-F1"), "{report}");
     let curves = std::fs::read_to_string(place.path("run/curves.svg")).unwrap();
     assert!(curves.starts_with("<svg ") && curves.contains("optimiser step"), "{curves}");
 
