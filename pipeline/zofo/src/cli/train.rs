@@ -256,6 +256,7 @@ fn report(args: &TrainArgs, run: &Run, again: &Again) -> Result<(), Failure> {
     let memory = s.peak_rss_bytes.map_or_else(String::new, |b| format!(", {} of memory", console::bytes(b)));
     rows.push(vec!["time".into(), format!("{}{memory}", console::seconds(s.seconds))]);
     rows.push(vec!["adapter".into(), format!("{folder}/adapter")]);
+    rows.push(vec!["report".into(), format!("{folder}/report.html")]);
     console::print(&console::table(&rows));
     if let Some(scores) = &run.evaluation {
         console::print(&by_class(scores));
