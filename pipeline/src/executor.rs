@@ -8,6 +8,7 @@
 
 mod link;
 mod memory;
+mod messages;
 mod peers;
 mod protocol;
 mod readout;
