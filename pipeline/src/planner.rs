@@ -9,6 +9,7 @@ pub mod asteroid;
 pub mod auto;
 mod bounds;
 pub mod dapple;
+mod directions;
 pub mod early_exit;
 pub mod given;
 mod hdp;
@@ -83,6 +84,8 @@ pub enum PlannerName {
     Hybridop,
     /// HybridOP's planner as its text has it.
     HybridopAsPrinted,
+    /// All layers in front of the cut on every bp-free device, each with its own directions.
+    DirectionParallel,
     /// HybridOP's tail placement: a model of latency that cannot train.
     HybridopTail,
     /// zofo's own.
@@ -137,6 +140,7 @@ const PLANNERS: &[(&str, PlannerName, Plan)] = &[
     ("adaptis", PlannerName::Adaptis, |p, _| adaptis::propose(p)),
     ("hybridop", PlannerName::Hybridop, hybridop::plan),
     ("hybridop-as-printed", PlannerName::HybridopAsPrinted, hybridop::as_printed),
+    ("direction-parallel", PlannerName::DirectionParallel, directions::plan),
     ("hybridop-tail", PlannerName::HybridopTail, hybridop::tail),
     ("auto", PlannerName::Auto, |p, _| auto::plan(p, auto::Effort::default()).map(|f| f.proposal)),
 ];
@@ -170,13 +174,14 @@ impl PlannerName {
 
     /// Whether its plans depend on how zeroth-order stages learn; the others backpropagate everywhere.
     pub fn uses_method(self) -> bool {
-        matches!(self, Self::Hybridop | Self::HybridopAsPrinted | Self::HybridopTail | Self::Auto)
+        matches!(self, Self::Hybridop | Self::HybridopAsPrinted | Self::DirectionParallel | Self::HybridopTail | Self::Auto)
     }
 
     /// No plan of its kind takes less, as far as that is known without planning, in seconds.
-    pub(crate) fn bound(self, p: &Problem) -> f64 {
+    pub(crate) fn bound(self, p: &Problem, method: &Method) -> f64 {
         match self {
             Self::Adaptis => bounds::whole_layers(p, &p.capable()),
+            Self::DirectionParallel => directions::bound(p, method),
             _ => 0.0,
         }
     }

@@ -204,6 +204,24 @@ fn directions_are_shared_out() {
     assert!(both.devices[..2].iter().all(|d| d.peak_bytes >= 10.0 && d.perturbing == 8.0), "{:?}", both.devices);
 }
 
+/// With one micro-batch a pipeline in front of the cut is one device at a time: sharing out the directions keeps all busy.
+#[test]
+fn few_micro_batches_share_directions() {
+    let devices = vec![free("n0", 1.0), free("n1", 1.0), free("n2", 0.5), bp("g0", 2.0)];
+    let p = Problem::new(costs(6, devices, 1, EstimatorName::CutTangent, 10)).unwrap();
+    let (method, _) = auto::asked(&p);
+    let shared = PlannerName::DirectionParallel.propose(&p, &method).unwrap();
+    let line = PlannerName::Hybridop.propose(&p, &method).unwrap();
+    assert!(shared.outcome.makespan() < line.outcome.makespan(), "{} {}", shared.outcome.makespan(), line.outcome.makespan());
+    // Seconds per layer with its base: 1 + q and 2 (1 + q), so 5, 4 and 1 of ten are 6, 5 and 4, and no other way is below 6.
+    assert_eq!(shared.notes, ["directions: 5 on n0, 4 on n1, 1 on n2"]);
+    let refused = |method: &Method, p: &Problem| PlannerName::DirectionParallel.propose(p, method).unwrap_err().to_string();
+    assert!(refused(&Method::FROZEN, &p).contains("none to share"));
+    assert!(refused(&Method::new(EstimatorName::Guided, 4), &p).contains("none to share"));
+    let one = Problem::new(costs(6, vec![free("n0", 1.0), bp("g0", 2.0)], 1, EstimatorName::CutTangent, 4)).unwrap();
+    assert!(refused(&method, &one).contains("there is one"));
+}
+
 /// Random small instances: a few layers of unlike work, a few devices of unlike speed, memory limits, links.
 fn instances(layers: usize, devices: usize) -> impl Strategy<Value = Costs> {
     let device = (1u32..5, any::<bool>(), 0u32..4, 0u32..4);

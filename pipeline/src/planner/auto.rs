@@ -82,7 +82,7 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
     super::check_size(p)?;
     let (method, open) = asked(p);
     // Most planners backpropagate everywhere: theirs are the same plans whatever the method.
-    let known = the_others(p, &method, |n| !n.uses_method());
+    let known = the_others(p, &method, None, |n| !n.uses_method());
     let best = |method: &Method| best(p, method, effort, &known);
     if !open {
         return best(&method);
@@ -132,7 +132,7 @@ fn best(p: &Problem, method: &Method, effort: Effort, known: &Option<Proposal>) 
         methods.push(Method { merge_base: !method.merge_base, ..*method });
     }
     // What the others come up with need not be found again, only beaten.
-    let others = better(known.clone(), the_others(p, method, PlannerName::uses_method));
+    let others = the_others(p, method, known.clone(), PlannerName::uses_method);
     let mut incumbent = others.as_ref().map_or(f64::INFINITY, |o| o.outcome.makespan() * (1.0 + 1e-12));
     let (orders, complete) = orders::all(p, effort.orders);
     let (mut own, mut failure, mut bound) = (None, None, f64::INFINITY);
@@ -179,12 +179,12 @@ fn is_searched(proposal: &Proposal) -> bool {
     alone && schedule.is_one_to_one() && schedule.workload.chains.is_empty() && !schedule.workload.split_backward
 }
 
-/// The best plan of those of the other planners.
-fn the_others(p: &Problem, method: &Method, which: impl Fn(PlannerName) -> bool) -> Option<Proposal> {
+/// The best plan of `known` and those of the other planners.
+fn the_others(p: &Problem, method: &Method, known: Option<Proposal>, which: impl Fn(PlannerName) -> bool) -> Option<Proposal> {
     let planners = PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto && which(*n));
-    planners.fold(None, |best: Option<Proposal>, planner| {
+    planners.fold(known, |best, planner| {
         // Bounds are sums of the same times in another order.
-        if best.as_ref().is_some_and(|best| planner.bound(p) * (1.0 - 1e-9) >= best.outcome.makespan()) {
+        if best.as_ref().is_some_and(|best| planner.bound(p, method) * (1.0 - 1e-9) >= best.outcome.makespan()) {
             return best;
         }
         let other = planner.propose(p, method).ok().map(|mut other| {

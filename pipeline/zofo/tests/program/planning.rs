@@ -176,6 +176,26 @@ fn shared_stages_are_trained() {
     assert_eq!(adapter("half"), adapter("accpar"));
 }
 
+/// Two boards that only run forward share the directions of one stage.
+#[test]
+fn shared_directions_are_trained() {
+    let place = Place::new();
+    let costs = TOY
+        .replace("\"micro_batches\": 4, \"directions\": 1", "\"micro_batches\": 2, \"directions\": 4")
+        .replace("loss-difference", "cut-tangent");
+    place.write("costs.json", costs);
+    let step = |planner: &str| {
+        let file = format!("{planner}.json");
+        place.run(&["plan", "--costs", "costs.json", "--planner", planner, "--trainable", "--out", &file]).ok();
+        place.train(&["--plan", &file, "--directions", "4", "--steps", "2", "--eval-samples", "0", "--out", planner]).ok();
+        let first = std::fs::read_to_string(place.path(&format!("{planner}/metrics.jsonl"))).unwrap();
+        json(first.lines().next().unwrap())["loss"].clone()
+    };
+    assert_eq!(step("direction-parallel"), step("hybridop"));
+    let plan = place.json("direction-parallel.json");
+    assert_eq!((&plan["stages"][0]["split"], plan["stages"][0]["devices"].as_array().unwrap().len()), (&"directions".into(), 2), "{plan}");
+}
+
 /// Boards that only run forward wait for the others at the end of a step, and take exit directions then.
 #[test]
 fn exit_directions_fill_idle_time() {
