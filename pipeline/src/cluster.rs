@@ -12,8 +12,13 @@
 //! layers = 2           # a given split; either all devices say it or none
 //! board = "jetson-orin-nx"   # for `zofo plan`: speed and memory by the board's data sheet
 //! flops = 1e12         # for `zofo plan`: speed in FLOP per second, where it is known better
+//!
+//! [link]               # for `zofo plan`: what lies between any two devices; left out: transfers take no time
+//! latency_s = 2e-4
+//! bytes_per_s = 1.1e8  # 1 Gbit/s, less what protocols take
 //! ```
 
+use crate::costs::LinkCosts;
 use serde::{Deserialize, Deserializer, Serialize};
 use zofo_hal::{DType, Error, Result};
 
@@ -88,12 +93,15 @@ pub struct Cluster {
     /// The devices; the first gets the embedding, the last the head.
     #[serde(rename = "device", default)]
     pub devices: Vec<DeviceEntry>,
+    /// What a transfer between any two takes, for plans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkCosts>,
 }
 
 impl Cluster {
     /// A cluster of these devices.
     pub fn new(devices: Vec<DeviceEntry>) -> Self {
-        Self { devices }
+        Self { devices, link: None }
     }
 
     /// `bp_free` forward-only virtual devices (`npu0`, ...) followed by `bp` backpropagating ones (`gpu0`, ...), all on the host's CPU.

@@ -50,7 +50,7 @@ impl StepReport {
         if self.timeline.is_empty() || self.seconds <= 0.0 {
             return 0.0;
         }
-        let busy: f64 = self.timeline.iter().flatten().map(|s| (s.end - s.start).as_secs_f64()).sum();
+        let busy: f64 = self.timeline.iter().flatten().map(|s| s.busy().as_secs_f64()).sum();
         busy / self.seconds / self.timeline.len() as f64
     }
 }
@@ -64,4 +64,13 @@ pub struct Span {
     pub start: Duration,
     /// When it ended.
     pub end: Duration,
+    /// Time of that in which the device waited for others inside the layers that they share.
+    pub waiting: Duration,
+}
+
+impl Span {
+    /// Time of computing.
+    pub fn busy(&self) -> Duration {
+        (self.end - self.start).saturating_sub(self.waiting)
+    }
 }

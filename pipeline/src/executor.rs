@@ -31,6 +31,7 @@ use protocol::{Command, Report, ReportKind, UpdateOrder};
 use readout::Readouts;
 pub use setup::{Setup, SharedSource, Snapshot, StageDevice, StepInput, StepOutcome};
 use sharing::Sharing;
+pub(crate) use sharing::sequences;
 use std::{
     sync::{
         Arc, Mutex,

@@ -55,9 +55,19 @@ impl StagePlan {
         Self { members, split, layers, role }
     }
 
-    /// Its devices as messages call them: `gpu0`, `gpu0 and gpu1`.
+    /// Its devices as messages call them: `gpu0`, `gpu0, gpu1`.
     pub fn devices(&self) -> String {
-        self.members.iter().map(|m| m.device.as_str()).collect::<Vec<_>>().join(" and ")
+        self.members.iter().map(|m| m.device.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// How many of `n` sequences of one length each member gets of a micro-batch.
+    pub fn sequences(&self, n: usize) -> Vec<usize> {
+        if self.split != Split::Batch {
+            return vec![n; self.members.len()];
+        }
+        let ends: Vec<u32> = (0..=n as u32).collect();
+        let shares: Vec<f64> = self.members.iter().map(|m| m.share).collect();
+        crate::executor::sequences(&shares, &ends).iter().map(|part| part.len()).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Whether costs make sense; every message names the culprit.
 
 use super::{Costs, Links};
-use crate::{cluster::Kind, sim::Link};
+use crate::{cluster::Kind, estimator::EstimatorName, sim::Link};
 use zofo_hal::{Error, Result};
 
 /// More than any model or cluster has; beyond it a number is a mistake.
@@ -51,6 +51,13 @@ impl Costs {
         }
         if self.group == 0 {
             return Err(Error::invalid("group is 0; directions go through a stage in groups of at least 1"));
+        }
+        if let Some(e) = self.estimator.filter(|e| self.exit_directions > 0 && *e != EstimatorName::EarlyExit) {
+            return Err(Error::invalid(format!(
+                "exit_directions is {}, and only `early-exit` takes any; the estimator is `{}`",
+                self.exit_directions,
+                e.name()
+            )));
         }
         if self.tensor_units == 0 || self.tensor_units > UNITS {
             return Err(Error::invalid(format!("tensor_units is {}; a layer has 1 to {UNITS} parts", self.tensor_units)));

@@ -4,9 +4,10 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
+    time::{Duration, Instant},
 };
 use zofo_hal::{Error, ErrorKind, Result, TensorArg};
 use zofo_ops::{Runner, llama::Collective};
@@ -21,6 +22,8 @@ pub(super) struct Peers {
     ends: Mutex<Vec<(Sender<Values>, Receiver<Values>)>>,
     /// While a worker rehearses its list, its peers are not there.
     alone: AtomicBool,
+    /// Nanoseconds that it waited for the others.
+    waited: AtomicU64,
 }
 
 impl Peers {
@@ -35,8 +38,13 @@ impl Peers {
         }
         let mut all: Vec<Vec<_>> = (0..members).map(|_| Vec::new()).collect();
         ends.into_iter().for_each(|((member, _), end)| all[member].push(end));
-        let peers = |(member, ends)| Self { member, ends: Mutex::new(ends), alone: AtomicBool::new(false) };
+        let peers = |(member, ends)| Self { member, ends: Mutex::new(ends), alone: AtomicBool::new(false), waited: AtomicU64::new(0) };
         all.into_iter().enumerate().map(peers).map(Arc::new).collect()
+    }
+
+    /// Time that it waited for the others since this was last asked.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.swap(0, Ordering::Relaxed))
     }
 
     /// Leaves sums as they are, or adds up again.
@@ -58,7 +66,9 @@ impl Collective for Peers {
             for (to, _) in ends.iter() {
                 to.send(own.clone()).map_err(|_| gone())?;
             }
+            let begin = Instant::now();
             let others = ends.iter().map(|(_, from)| from.recv().map_err(|_| gone())).collect::<Result<Vec<Values>>>()?;
+            self.waited.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
             let (before, behind) = others.split_at(self.member);
             let mut in_order = before.iter().chain([&own]).chain(behind);
             let mut sum = in_order.next().map_or_else(Vec::new, |first| first.to_vec());

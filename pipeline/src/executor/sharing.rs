@@ -101,6 +101,34 @@ struct StageShares {
     shards: Vec<Shard>,
 }
 
+/// The part of `0..n` between a member's bounds, which `at` finds from the share of all members up to there.
+fn between(up_to: &[f64], member: usize, n: usize, at: impl Fn(f64) -> usize) -> Range<usize> {
+    let start = if member == 0 { 0 } else { at(up_to[member - 1]) };
+    let end = if member + 1 == up_to.len() { n } else { at(up_to[member]) };
+    start..end.max(start)
+}
+
+/// The sequence in front of which a share of all tokens comes nearest to lie.
+fn nearest(ends: &[u32], share: f64) -> usize {
+    let tokens = ends.last().map_or(0.0, |end| f64::from(*end));
+    let off = |i: &usize| (f64::from(ends[*i]) - share * tokens).abs();
+    (0..ends.len()).min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(0)
+}
+
+fn up_to(shares: &[f64]) -> Vec<f64> {
+    let sums = shares.iter().scan(0.0, |sum, share| {
+        *sum += share;
+        Some(*sum)
+    });
+    sums.collect()
+}
+
+/// Sequences of a micro-batch that each of several members has by their shares.
+pub(crate) fn sequences(shares: &[f64], ends: &[u32]) -> Vec<Range<usize>> {
+    let up_to = up_to(shares);
+    (0..shares.len()).map(|member| between(&up_to, member, ends.len().saturating_sub(1), |share| nearest(ends, share))).collect()
+}
+
 /// The shares of all stages.
 #[derive(Clone, Debug)]
 pub(super) struct Sharing {
@@ -114,16 +142,17 @@ impl Sharing {
     pub fn new(plan: &Plan, config: &ModelConfig) -> Result<Self> {
         let stages = plan.stages.iter().zip(&plan.schedule.placement).enumerate().map(|(i, (s, worker))| {
             let shares: Vec<f64> = s.members.iter().map(|m| m.share).collect();
-            let mut sum = 0.0;
-            let up_to = shares.iter().map(|share| {
-                sum += share;
-                sum
-            });
-            let up_to = up_to.collect();
             let by_heads = s.split == Split::Tensor && shares.len() > 1;
             let shards = by_heads.then(|| Shard::split(config, &shares)).transpose();
-            let shards = shards.map_err(|e| e.context(describe_stages(&[i], &s.devices())))?.unwrap_or_default();
-            Ok(StageShares { split: s.split, up_to, first_rank: plan.first_rank(*worker), shards })
+            let shards = shards
+                .map_err(|e| {
+                    e.context(format!(
+                        "{}, planned with `tensor_units` of the costs above the model's query heads",
+                        describe_stages(&[i], &s.devices())
+                    ))
+                })?
+                .unwrap_or_default();
+            Ok(StageShares { split: s.split, up_to: up_to(&shares), first_rank: plan.first_rank(*worker), shards })
         });
         Ok(Self { stages: stages.collect::<Result<_>>()?, workload: plan.schedule.workload.clone() })
     }
@@ -181,27 +210,13 @@ impl Sharing {
         self.stages.iter().map(|s| s.up_to.len()).sum()
     }
 
-    /// The part of `0..n` between a member's bounds, which `at` finds from a share of everything.
-    fn between(&self, stage: usize, rank: usize, n: usize, at: impl Fn(f64) -> usize) -> Range<usize> {
-        let s = &self.stages[stage];
-        let member = rank - s.first_rank;
-        let start = if member == 0 { 0 } else { at(s.up_to[member - 1]) };
-        let end = if member + 1 == s.up_to.len() { n } else { at(s.up_to[member]) };
-        start..end.max(start)
-    }
-
     /// Sequences of a micro-batch that a member has; `ends` is [`zofo_ops::batch::MicroBatch::cu_seqlens`].
     pub fn sequences(&self, stage: usize, rank: usize, ends: &[u32]) -> Range<usize> {
-        let n = ends.len().saturating_sub(1);
-        if self.stages[stage].split != Split::Batch {
-            return 0..n;
+        let s = &self.stages[stage];
+        match s.split {
+            Split::Batch => between(&s.up_to, rank - s.first_rank, ends.len().saturating_sub(1), |share| nearest(ends, share)),
+            _ => 0..ends.len().saturating_sub(1),
         }
-        let tokens = ends.last().map_or(0.0, |end| f64::from(*end));
-        let nearest = |share: f64| {
-            let off = |i: &usize| (f64::from(ends[*i]) - share * tokens).abs();
-            (0..=n).min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(0)
-        };
-        self.between(stage, rank, n, nearest)
     }
 
     fn rows(&self, stage: usize, rank: usize, ends: &[u32]) -> Range<usize> {
@@ -228,7 +243,8 @@ impl Sharing {
         if self.stages[stage].split != Split::Directions || !self.is_shared(stage) {
             return all;
         }
-        let own = self.between(stage, rank, of as usize, |share| (share * f64::from(of)).round() as usize);
+        let s = &self.stages[stage];
+        let own = between(&s.up_to, rank - s.first_rank, of as usize, |share| (share * f64::from(of)).round() as usize);
         let (start, end) = (all.start.max(own.start as u32), all.end.min(own.end as u32));
         start..end.max(start)
     }

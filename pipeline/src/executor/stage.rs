@@ -20,6 +20,7 @@ use part::Part;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 use zofo_hal::{
     Error, Result, TensorArg,
@@ -198,6 +199,11 @@ impl Stage {
         if let Some(part) = &self.part {
             part.leave_alone(alone);
         }
+    }
+
+    /// Time that the last action waited for the other members inside its layers.
+    pub fn waited(&self) -> Duration {
+        self.part.as_ref().map_or(Duration::ZERO, Part::waited)
     }
 
     /// Tells what a member of the stage found; what all of them know, one says.

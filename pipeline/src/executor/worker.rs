@@ -22,7 +22,7 @@ use std::{
         Arc, Mutex,
         mpsc::{Receiver, Sender},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 use zofo_hal::{Error, ErrorKind, Result, TensorArg};
 use zofo_ops::{
@@ -258,7 +258,8 @@ impl Worker {
         };
         let start = begin.elapsed();
         let out = stage.act(&mut self.shared, &own, input.step, received)?;
-        self.spans.push(Span { step: Step { action: own, ..step }, start, end: begin.elapsed() });
+        let waiting = stage.waited();
+        self.spans.push(Span { step: Step { action: own, ..step }, start, end: begin.elapsed(), waiting });
         match out {
             Some(out) => self.send(position, &step.action, &own, &out, input),
             None => Ok(()),
@@ -269,7 +270,7 @@ impl Worker {
         let spans = self.each(|stage, shared| {
             let start = begin.elapsed();
             stage.update(shared, input, order)?;
-            Ok(Span { step: Step::new(stage.index, Action::Update), start, end: begin.elapsed() })
+            Ok(Span { step: Step::new(stage.index, Action::Update), start, end: begin.elapsed(), waiting: Duration::ZERO })
         })?;
         self.spans.extend(spans.into_iter().map(|(_, span)| span));
         Ok(())

@@ -64,8 +64,11 @@ impl PlanRequest<'_> {
             return Ok(());
         }
         differs("the estimator", estimator.name(), e.name.name())?;
-        differs("directions", w.directions, e.directions)?;
-        differs("exit directions", w.exit_directions, e.exit_directions)?;
+        // Guided estimates take none.
+        if w.readout != Readout::Guide {
+            differs("directions", w.directions, e.directions)?;
+            differs("exit directions", w.exit_directions, e.exit_directions)?;
+        }
         if e.two_sided != w.two_sided || self.freeze_head {
             return Err(Error::invalid(match self.freeze_head {
                 true => {

@@ -23,11 +23,11 @@ fn runs(stage: &StageLayout) -> Vec<StageLayout> {
 }
 
 /// Stages each shared in one way, and the order of work with every action on them in turn: forward through the first to the last, backward the other
-/// way round. Stages that are as they should be stay.
+/// way round.
 pub(super) fn segment(stages: &[StageLayout], schedule: &Schedule) -> (Vec<StageLayout>, Schedule) {
     let all: Vec<Vec<StageLayout>> = stages.iter().map(runs).collect();
     if all.iter().all(|runs| runs.len() == 1) {
-        return (stages.to_vec(), schedule.clone());
+        return (all.into_iter().flatten().collect(), schedule.clone());
     }
     let first: Vec<usize> = (0..=all.len()).map(|s| all[..s].iter().map(Vec::len).sum()).collect();
     let new = |s: usize| first[s]..first[s + 1];

@@ -129,7 +129,14 @@ impl Search<'_> {
             Some(limit) if shared > 0.0 => ((limit - whole) / shared * (1.0 - 1e-9)).min(1.0),
             _ => 1.0,
         };
-        self.devices.iter().map(cap).collect()
+        let mut caps: Vec<f64> = self.devices.iter().map(cap).collect();
+        if types.contains(&Type::Tensor) {
+            // A layer has so many heads, and every device of a tensor-shared one takes at least one: the slowest take none.
+            let mut order: Vec<usize> = (0..caps.len()).filter(|i| caps[*i] > 0.0).collect();
+            order.sort_by(|a, b| self.times[*a].total_cmp(&self.times[*b]));
+            order.into_iter().skip(self.p.costs().tensor_units as usize).for_each(|i| caps[i] = 0.0);
+        }
+        caps
     }
 
     fn shares(&self, caps: &[f64]) -> Vec<f64> {
@@ -164,6 +171,10 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     notes.push("after AccPar, whose paper was not at hand: see docs/planners.md".into());
     let times = devices.iter().map(|d| p.both(*d, &(0..p.layers()))).collect();
     let stage = Search { p, devices: &devices, times }.run();
-    notes.push(format!("{} of {} layers shared by batch, the others by tensor", stage.batch_layers.len(), p.layers()));
+    notes.push(match stage.batch_layers.len() {
+        0 => "all layers shared by tensor".into(),
+        n if n == p.layers() => "all layers shared by batch".into(),
+        n => format!("{n} of {} layers shared by batch, the others by tensor", p.layers()),
+    });
     first_fit(p, [Layout::line(vec![stage])], ScheduleName::Single, notes)
 }

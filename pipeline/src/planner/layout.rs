@@ -21,6 +21,20 @@ pub enum Split {
     Directions,
 }
 
+impl Split {
+    /// All ways.
+    pub const ALL: [Self; 3] = [Self::Batch, Self::Tensor, Self::Directions];
+
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Batch => "batch",
+            Self::Tensor => "tensor",
+            Self::Directions => "directions",
+        }
+    }
+}
+
 /// A device's part in a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Member {

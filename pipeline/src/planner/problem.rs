@@ -198,7 +198,7 @@ impl Problem {
             group: self.costs.group,
             form: method.estimator.form(),
             readout: method.estimator.readout(),
-            exit_directions: if estimating { self.costs.exit_directions } else { 0 },
+            exit_directions: if estimating && method.estimator == EstimatorName::EarlyExit { self.costs.exit_directions } else { 0 },
             merge_base: method.merge_base,
             ..Workload::first_order(stages, self.costs.micro_batches)
         }

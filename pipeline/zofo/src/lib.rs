@@ -34,4 +34,4 @@ pub use options::TrainOptions;
 pub use summary::Summary;
 pub use trainer::{Run, Trainer, TrainerBuilder};
 pub use zofo_hal::{DType, Error, ErrorKind, Result};
-pub use zofo_pipeline::{cluster, costs, estimator, order, planner, sim};
+pub use zofo_pipeline::{cluster, costs, estimator, ir, order, planner, sim};

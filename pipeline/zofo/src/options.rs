@@ -189,10 +189,16 @@ impl TrainOptions {
             let writes_to_stream: Targets = "o,down".parse()?;
             if !lora.targets.iter().any(|p| writes_to_stream.contains(p)) {
                 return Err(Error::invalid(format!(
-                    "the estimator `guided` trains o and down projections alone, and the targets are {}; add o or down, or choose cut-tangent",
+                    "the estimator `guided` trains o and down projections alone, and the targets are {}; add o or down, or choose cut-tangent (and plan anew by it, where the run is planned)",
                     lora.targets
                 )));
             }
+        }
+        if let Some(q) = self.exit_directions.filter(|_| self.estimator != EstimatorName::EarlyExit) {
+            return Err(Error::invalid(format!(
+                "{q} exit directions were asked for, and only `early-exit` takes any; the estimator is `{}`",
+                self.estimator.name()
+            )));
         }
         self.estimator_spec().check(self.compute()?)
     }

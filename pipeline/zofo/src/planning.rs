@@ -61,7 +61,7 @@ fn exit_early(p: &Problem, proposal: &mut Proposal) -> Result<()> {
     match early_exit::fill(p, outcome, method)? {
         Some((q, filled)) => {
             *outcome = filled;
-            notes.push(format!("{q} exit directions fit into time that is idle without them"));
+            notes.push(format!("exit directions that fit into time that is idle without them: {q}"));
         }
         None => {
             method.estimator = EstimatorName::LossDifference;

@@ -376,6 +376,7 @@ fn plan_json(plan: &Plan, model_layers: usize) -> Value {
         .map(|(s, stage)| {
             json!({
                 "devices": members(&stage.members),
+                "split": stage.split.name(),
                 "layers": [stage.layers.start, stage.layers.end],
                 "role": stage.role.name(),
                 "actions": plan.schedule.actions(s).map(|a| a.to_string()).collect::<Vec<_>>(),

@@ -40,6 +40,15 @@ pub struct Slice {
     pub start: f64,
     /// When it ends.
     pub end: f64,
+    /// Seconds of that in which the device waits for others inside layers that they share.
+    pub waiting: f64,
+}
+
+impl Track {
+    /// Seconds of computing.
+    pub fn busy(&self) -> f64 {
+        self.slices.iter().map(|s| s.end - s.start - s.waiting).sum()
+    }
 }
 
 const WIDTH: f64 = 1200.0;
@@ -48,8 +57,8 @@ const ROW: f64 = 28.0;
 const MOST: usize = 20_000;
 
 /// What the colours of [`Timeline::svg`] mean.
-pub(crate) const LEGEND: &str =
-    "blue forward, orange backward, yellow weight gradients, green perturbed, violet exit, red readout, grey update";
+pub(crate) const LEGEND: &str = "blue: forward (F) and losses (L); orange: backward (B, I); yellow: weight gradients (W); green: perturbed (P); violet: exit (X); \
+     red: readout at the cut (D), guided estimate (G); grey: update (U). The number is the micro-batch.";
 
 fn colour(a: &Action) -> &'static str {
     match a {
@@ -61,6 +70,12 @@ fn colour(a: &Action) -> &'static str {
         Action::BoundaryDot(_) | Action::Guide { .. } => "#e15759",
         _ => "#79706e",
     }
+}
+
+/// Bytes as people read them.
+pub(crate) fn bytes(b: f64) -> String {
+    let units = [(1_073_741_824.0, "GiB"), (1_048_576.0, "MiB"), (1024.0, "KiB")];
+    units.iter().find(|(unit, _)| b >= *unit).map_or_else(|| format!("{b:.0} B"), |(unit, name)| format!("{:.1} {name}", b / unit))
 }
 
 /// Text inside a page.
@@ -85,14 +100,16 @@ impl Timeline {
             members.iter().map(|m| p.device(m.device).name.as_str()).collect::<Vec<_>>().join(" + ")
         };
         let spans = outcome.timeline.spans.iter().enumerate();
-        let slices =
-            |spans: &Vec<zofo_pipeline::sim::SimSpan>| spans.iter().map(|s| Slice { step: s.step, start: s.start, end: s.end }).collect();
+        let slices = |spans: &Vec<zofo_pipeline::sim::SimSpan>| {
+            spans.iter().map(|s| Slice { step: s.step, start: s.start, end: s.end, waiting: 0.0 }).collect()
+        };
         Self::new("modelled", spans.map(|(worker, spans)| (name(worker), slices(spans))))
     }
 
     /// A step of a run by `plan`: the timeline of a [`zofo_pipeline::events::StepReport`].
     pub fn measured(plan: &Plan, timeline: &[Vec<Span>]) -> Self {
-        let slice = |s: &Span| Slice { step: s.step, start: s.start.as_secs_f64(), end: s.end.as_secs_f64() };
+        let slice =
+            |s: &Span| Slice { step: s.step, start: s.start.as_secs_f64(), end: s.end.as_secs_f64(), waiting: s.waiting.as_secs_f64() };
         let tracks = plan.devices().into_iter().zip(timeline);
         Self::new("measured", tracks.map(|(name, spans)| (name.to_owned(), spans.iter().map(slice).collect())))
     }
@@ -110,7 +127,7 @@ impl Timeline {
             events.extend(track.slices.iter().map(|s| {
                 json!({
                     "ph": "X", "name": s.step.action.to_string(), "cat": format!("stage {}", s.step.stage), "pid": 0, "tid": tid,
-                    "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6,
+                    "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"waiting_us": s.waiting * 1e6},
                 })
             }));
         }
@@ -142,9 +159,18 @@ impl Timeline {
                 );
             }
         }
+        let height = self.tracks.len() as f64 * ROW;
+        for i in 0..=4 {
+            let (x, at) = (f64::from(i) * WIDTH / 4.0, f64::from(i) * self.seconds() / 4.0);
+            let _ = write!(
+                bars,
+                "<path d=\"M{x:.0} 0V{height:.0}\" stroke=\"#888\" stroke-width=\"0.5\"/><text x=\"{x:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{at:.4} s</text>",
+                height + 16.0
+            );
+        }
         let cut_off = if left == 0 { format!("<p>The first {MOST} actions are drawn.</p>") } else { String::new() };
         let height = self.tracks.len() as f64 * ROW;
-        format!("<svg class=\"timeline\" viewBox=\"-110 0 {} {height}\">{bars}</svg>{cut_off}<p>{LEGEND}</p>", WIDTH + 120.0)
+        format!("<svg class=\"timeline\" viewBox=\"-110 0 {} {}\">{bars}</svg>{cut_off}<p>{LEGEND}</p>", WIDTH + 160.0, height + 24.0)
     }
 }
 
@@ -172,16 +198,21 @@ mod tests {
     fn every_device_has_a_track() {
         let (cluster, e) = (Cluster::virtual_cpus(0, 2), EstimatorSpec::new(EstimatorName::CutTangent, 1));
         let plan = PlanRequest::new(&cluster, 2, 1, &e).plan().unwrap();
-        let span =
-            |action, start, end| Span { step: Step::new(0, action), start: Duration::from_millis(start), end: Duration::from_millis(end) };
+        let span = |action, start, end| Span {
+            step: Step::new(0, action),
+            start: Duration::from_millis(start),
+            end: Duration::from_millis(end),
+            waiting: Duration::from_millis(end.min(1)),
+        };
         let all = [vec![span(Action::Forward { m: 0 }, 0, 2), span(Action::Update, 3, 3)], vec![span(Action::Backward { m: 0 }, 2, 5)]];
         let t = Timeline::measured(&plan, &all);
         assert_eq!((t.times, t.tracks.len(), t.seconds()), ("measured", 2, 0.005));
         assert_eq!(t.tracks[0].slices.len(), 1, "what takes no time is not shown");
+        assert!((t.tracks[1].busy() - 0.002).abs() < 1e-12);
         let trace = t.trace();
         assert_eq!(
             trace["traceEvents"][3],
-            json!({"ph": "X", "name": "B0", "cat": "stage 0", "pid": 0, "tid": 1, "ts": 2000.0, "dur": 3000.0})
+            json!({"ph": "X", "name": "B0", "cat": "stage 0", "pid": 0, "tid": 1, "ts": 2000.0, "dur": 3000.0, "args": {"waiting_us": 1000.0}})
         );
         assert_eq!(trace["otherData"]["times"], "measured");
         let svg = t.svg();

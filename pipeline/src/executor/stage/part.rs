@@ -1,7 +1,7 @@
 //! What a member of a group that shares layers by heads and columns has of them.
 
 use crate::executor::peers::Peers;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use zofo_hal::{Error, Result, perturb::TensorId};
 use zofo_ops::{
     Runner,
@@ -39,6 +39,10 @@ impl Part {
 
     pub fn leave_alone(&self, alone: bool) {
         self.peers.leave_alone(alone);
+    }
+
+    pub fn waited(&self) -> Duration {
+        self.peers.waited()
     }
 
     /// Its part of an adapter.

@@ -6,9 +6,10 @@ use clap::Args;
 use zofo::{
     Error, Model, Result, TrainOptions,
     cluster::{Cluster, Kind},
-    costs::Costs,
+    costs::{Costs, Links},
     estimator::EstimatorName,
-    planner::{Outcome, PlannerName, Problem, auto::Effort},
+    ir::Role,
+    planner::{Outcome, PlannerName, Problem, Proposal, auto::Effort},
     planning::{self, PlanFile, Planned, Simulated},
 };
 
@@ -28,7 +29,11 @@ costs.json has what a step costs:
 A layer takes work / speed seconds. Also: weight_bytes, trainable_bytes,
 activation_bytes, boundary_bytes of layers; memory_bytes, backward_ratio,
 perturbed_ratio, fo_speed, power_idle_w, power_busy_w of devices; links
-{\"latency_s\", \"bytes_per_s\", \"overlap\", \"half_duplex\"}, or a list by pair.";
+{\"latency_s\", \"bytes_per_s\", \"overlap\", \"half_duplex\"}, or a list by pair.
+
+A cluster file says `board` for each device (atlas-200i-dk-a2, jetson-orin-nano,
+jetson-orin-nx, jetson-xavier-nx) or `flops` and `memory`, and what lies between
+them in a table [link] with latency_s and bytes_per_s.";
 
 /// Where costs come from.
 #[derive(Args)]
@@ -55,7 +60,7 @@ pub struct CostArgs {
     #[arg(long, value_name = "Q")]
     pub directions: Option<u32>,
     /// Further directions that early-exit takes as far as its exit head [default: the costs', or as many as idle time has room for]
-    #[arg(long, value_name = "Q")]
+    #[arg(long, value_name = "Q", value_parser = clap::value_parser!(u32).range(1..))]
     pub exit_directions: Option<u32>,
     /// How slopes are estimated [default: the costs', or cut-tangent]
     #[arg(long, value_name = "NAME", value_parser = |n: &str| EstimatorName::parse(n).map_err(|e| e.message().to_owned()))]
@@ -108,6 +113,14 @@ pub fn text(path: &Path) -> Result<String> {
 }
 
 impl CostArgs {
+    /// What `zofo train` has to be told again of where the costs came from.
+    fn repeated(&self) -> String {
+        let option = |name: &str, path: &Option<PathBuf>| {
+            path.as_ref().map_or(String::new(), |p| format!(" --{name} {}", console::quoted(&p.display().to_string())))
+        };
+        option("model", &self.model) + &option("cluster", &self.cluster)
+    }
+
     /// The costs with what the command line says on top. To train, bp-free devices only run forward, whatever backpropagation on them would cost.
     pub fn problem(&self, trainable: bool) -> std::result::Result<Problem, Failure> {
         let mut costs = match (&self.costs, &self.model, &self.cluster) {
@@ -151,6 +164,10 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
     if args.trainable {
         trains.clone().map_err(usage)?;
     }
+    if args.from.cluster.is_some() && p.costs().links == Links::default() {
+        file.notes
+            .push("transfers are taken to be free: say what they take with [link] latency_s and bytes_per_s in the cluster file".into());
+    }
     if p.costs().partition.is_some() {
         file.notes.push("the partition of the costs is for `zofo simulate`; a planner makes its own".into());
     }
@@ -168,16 +185,33 @@ pub fn run(args: &PlanArgs) -> std::result::Result<(), Failure> {
         console::line(format!("plan: {}", out.display()));
         console::line(format!("time it: zofo simulate --plan {name}"));
         console::print(&match trains {
-            Ok(()) => format!("train it: zofo train --plan {name}\n"),
+            Ok(()) => format!("train it: zofo train --plan {name}{}\n", args.from.repeated()),
             Err(e) => wrapped(&format!("it cannot train: {}", e.message())),
         });
     }
     Ok(())
 }
 
+/// How the stages in front of the cut learn.
+pub fn learns(proposal: &Proposal) -> String {
+    let method = &proposal.method;
+    let has = |role: Role| proposal.outcome.layout.stages.iter().any(|s| s.role == role);
+    match (has(Role::ZerothOrder), has(Role::Frozen)) {
+        (true, _) if method.estimator == EstimatorName::Guided => "guided".into(),
+        (true, _) => format!("{}, Q = {}", method.estimator.name(), method.directions),
+        (false, true) => "frozen".into(),
+        (false, false) => "-".into(),
+    }
+}
+
 fn table(planned: &Planned, file: &PlanFile) -> String {
     let outcome = &planned.proposal.outcome;
-    let mut text = format!("{} ({})\n\n", step_time(outcome.makespan(), planned.planner.name()), file.simulated.schedule);
+    let mut text = format!(
+        "{} ({}; head {})\n\n",
+        step_time(outcome.makespan(), planned.planner.name()),
+        file.simulated.schedule,
+        learns(&planned.proposal)
+    );
     text += &devices(outcome, &file.simulated);
     text += &bound(planned);
     for note in &file.notes {

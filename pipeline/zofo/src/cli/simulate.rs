@@ -1,6 +1,9 @@
 //! `zofo simulate`
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use clap::Args;
 use serde_json::json;
@@ -30,7 +33,7 @@ The trace opens in https://ui.perfetto.dev. Times are modelled, not measured.
 #[derive(Args)]
 pub struct SimulateArgs {
     /// A plan that `zofo plan --out` wrote
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "model", "cluster", "tokens", "rank", "micro_batches", "directions", "estimator", "schedule", "compare"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "model", "cluster", "tokens", "rank", "micro_batches", "directions", "exit_directions", "estimator", "schedule"])]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
     pub from: CostArgs,
@@ -65,10 +68,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), Failure> {
         return compare(args, names);
     }
     let (p, outcome) = match (&args.plan, args.schedule) {
-        (Some(path), _) => {
-            let file = PlanFile::parse(&plan::text(path)?).map_err(|e| e.context(path.display()))?;
-            file.simulate().map_err(|e| e.context(path.display()))?
-        }
+        (Some(path), _) => read(path)?.simulate().map_err(|e| e.context(path.display()))?,
         (None, Some(name)) => {
             let p = args.from.problem(false)?;
             let (method, _) = auto::asked(&p);
@@ -78,6 +78,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), Failure> {
         (None, None) => return Err(Failure::Usage(Error::invalid("say what to simulate: --schedule NAME, --compare all, or --plan FILE"))),
     };
     show(args, &p, &outcome)
+}
+
+fn read(path: &Path) -> zofo::Result<PlanFile> {
+    PlanFile::parse(&plan::text(path)?).map_err(|e| e.context(path.display()))
 }
 
 fn show(args: &SimulateArgs, p: &Problem, outcome: &Outcome) -> Result<(), Failure> {
@@ -109,26 +113,30 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
         true => PlannerName::all().collect(),
         false => names.into_iter().map(|n| PlannerName::parse(n).map_err(usage)).collect::<Result<_, _>>()?,
     };
-    let p = args.from.problem(false)?;
+    let p = match &args.plan {
+        // Against what the plan was made from.
+        Some(path) => read(path)?.simulate().map_err(|e| e.context(path.display()))?.0,
+        None => args.from.problem(false)?,
+    };
     let (method, _) = auto::asked(&p);
     let mut rows = Vec::new();
     for planner in planners {
         let begin = Instant::now();
         // Orders and spans of all planners together would fill memory.
-        let found = planner.propose(&p, &method).map(|f| Simulated::new(&p, &f.outcome));
+        let found = planner.propose(&p, &method).map(|f| (Simulated::new(&p, &f.outcome), plan::learns(&f)));
         rows.push((planner, found, begin.elapsed().as_secs_f64()));
     }
     rows.sort_by(|a, b| {
-        let time = |r: &zofo::Result<Simulated>| r.as_ref().map_or(f64::INFINITY, |s| s.makespan_s);
+        let time = |r: &zofo::Result<(Simulated, String)>| r.as_ref().map_or(f64::INFINITY, |s| s.0.makespan_s);
         time(&a.1).total_cmp(&time(&b.1))
     });
-    let best = rows.iter().filter(|r| r.0.trains()).find_map(|r| r.1.as_ref().ok()).map(|s| s.makespan_s);
+    let best = rows.iter().filter(|r| r.0.trains()).find_map(|r| r.1.as_ref().ok()).map(|s| s.0.makespan_s);
     if args.json {
         let all: Vec<_> = rows
             .iter()
             .map(|(planner, found, took)| match found {
-                Ok(o) => {
-                    json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "simulated": o})
+                Ok((o, learns)) => {
+                    json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "head": learns, "simulated": o})
                 }
                 Err(e) => json!({"planner": planner.name(), "trains": planner.trains(), "plan_seconds": took, "error": e.message()}),
             })
@@ -136,22 +144,25 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
         console::json(&json!({"planners": all}));
         return Ok(());
     }
-    console::line(format!("{:<20} {:>12} {:>7} {:>9} {:>9} {:>8}", "planner", "s a step", "x best", "computing", "devices", "planned"));
+    console::line(format!(
+        "{:<18} {:>10} {:>6} {:>9} {:>7} {:>9}  head",
+        "planner", "s a step", "x best", "computing", "devices", "planned"
+    ));
     for (planner, found, took) in &rows {
         match found {
-            Ok(o) => {
+            Ok((o, learns)) => {
                 let ratio = best.map_or(String::new(), |b| format!("{:.2}", o.makespan_s / b.max(f64::MIN_POSITIVE)));
                 let mut used: Vec<&str> = o.devices.iter().map(|d| d.name.as_str()).collect();
                 used.sort_unstable();
                 used.dedup();
                 console::line(format!(
-                    "{:<20} {:>12} {ratio:>7} {:>7.1} % {:>9} {:>5.1} ms{}",
+                    "{:<18} {:>10} {ratio:>6} {:>7.1} % {:>7} {:>6.1} ms  {}",
                     planner.name(),
                     seconds(o.makespan_s),
                     100.0 * o.utilisation,
                     format!("{}/{}", used.len(), p.devices()),
                     1e3 * took,
-                    if planner.trains() { "" } else { "  (latency only)" }
+                    if planner.trains() { learns } else { "latency only" }
                 ));
             }
             Err(e) => {

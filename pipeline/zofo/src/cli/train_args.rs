@@ -50,6 +50,7 @@ Examples:
   Train what was planned; without --cluster on virtual devices over the CPU:
     zofo plan --costs costs.json --trainable --out plan.json
     zofo train --plan plan.json --cluster cluster.toml
+    (a device's board or flops, and [link], are for `zofo plan`)
 
   Devices of your own: write cluster.toml, in pipeline order, and add
   --cluster cluster.toml; or write the same into a configuration file
@@ -167,7 +168,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "Q", default_value_t = defaults().directions, help_heading = "Zeroth-order stages")]
     pub directions: u32,
     /// Further directions that early-exit takes as far as its exit head [default: as many]
-    #[arg(long, value_name = "Q", help_heading = "Zeroth-order stages")]
+    #[arg(long, value_name = "Q", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Zeroth-order stages")]
     pub exit_directions: Option<u32>,
     /// Take the same directions for the micro-batches of a mini-batch, or new ones for each micro-batch
     #[arg(long, value_name = "SCOPE", value_parser = scope, default_value = defaults().scope.name(), help_heading = "Zeroth-order stages")]

@@ -35,6 +35,7 @@ pub struct Simulated {
 
 /// One device's part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct SimulatedDevice {
     /// Its name.
@@ -82,6 +83,7 @@ struct StageEntry {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Comparison {
     what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,7 +137,6 @@ pub struct PlanFile {
 /// Keys that are left out where there is nothing to say.
 const OPTIONAL: [&str; 3] = ["joules", "verdict", "chains"];
 
-const SPLITS: [(&str, Split); 3] = [("batch", Split::Batch), ("tensor", Split::Tensor), ("directions", Split::Directions)];
 const ROLES: [Role; 3] = [Role::FirstOrder, Role::ZerothOrder, Role::Frozen];
 
 impl PlanFile {
@@ -153,7 +154,7 @@ impl PlanFile {
         let stages = layout.stages.iter().map(|s| StageEntry {
             layers: [s.layers.start, s.layers.end],
             role: s.role.name().into(),
-            split: SPLITS.iter().find(|(_, split)| *split == s.split).map_or("?", |(n, _)| n).into(),
+            split: s.split.name().into(),
             devices: s.members.iter().map(|m| (name(m.device), m.share)).collect(),
             batch_layers: s.batch_layers.clone(),
         });
@@ -259,7 +260,7 @@ impl PlanFile {
         options.freeze_head |= has(Role::Frozen);
         if has(Role::ZerothOrder) {
             (options.estimator, options.directions) = (self.estimator, self.directions);
-            options.exit_directions = Some(self.costs.exit_directions);
+            options.exit_directions = Some(self.costs.exit_directions).filter(|_| self.estimator == EstimatorName::EarlyExit);
         }
     }
 
@@ -273,8 +274,11 @@ impl PlanFile {
         for (i, s) in self.stages.iter().enumerate() {
             let wrong = |what: String| Error::format(format!("stage {i} of the plan {what}"));
             let [start, end] = s.layers;
-            if start >= end || end > p.layers() || s.batch_layers.iter().any(|l| !(start..end).contains(l)) {
+            if start >= end || end > p.layers() {
                 return Err(wrong(format!("has layers {start}..{end}, the model has {}", p.layers())));
+            }
+            if let Some(l) = s.batch_layers.iter().find(|l| !(start..end).contains(*l)) {
+                return Err(wrong(format!("shares layer {l} by batch and has layers {start}..{end}")));
             }
             let mut members = Vec::new();
             for (name, share) in &s.devices {
@@ -293,7 +297,7 @@ impl PlanFile {
                     s.devices
                 )));
             }
-            let split = SPLITS.iter().find(|(n, _)| *n == s.split).map(|(_, s)| *s);
+            let split = Split::ALL.into_iter().find(|split| split.name() == s.split);
             let split = split.ok_or_else(|| wrong(format!("is shared by `{}`; there are batch, tensor and directions", s.split)))?;
             let role = ROLES.into_iter().find(|r| r.name() == s.role);
             let role = role.ok_or_else(|| wrong(format!("has the role `{}`; there are FO, ZO and frozen", s.role)))?;
@@ -304,19 +308,19 @@ impl PlanFile {
             stage.batch_layers.clone_from(&s.batch_layers);
             stages.push(stage);
         }
-        if stages.is_empty() || self.placement.len() != stages.len() || self.placement.iter().any(|w| *w >= self.order.len()) {
-            return Err(Error::format(format!(
-                "the plan places {} stages on {} workers, it has {}",
-                self.placement.len(),
-                self.order.len(),
-                stages.len()
-            )));
+        if stages.is_empty() || self.placement.len() != stages.len() {
+            return Err(Error::format(format!("the plan places {} stages, it has {}", self.placement.len(), stages.len())));
+        }
+        if let Some(w) = self.placement.iter().find(|w| **w >= self.order.len()) {
+            return Err(Error::format(format!("the plan places a stage on worker {w}, from 0 on it has lists of {}", self.order.len())));
         }
         let workers = self.placement.iter().max().map_or(0, |w| w + 1);
         if workers != self.order.len() {
             return Err(Error::format(format!("the plan has lists of {} workers and places stages on {workers}", self.order.len())));
         }
-        let chains = self.chains.iter().map(|[a, b, m, n]| Chain { stages: *a..*b, micro_batches: *m as u32..*n as u32 }).collect();
+        let count = |n: usize| u32::try_from(n).map_err(|_| Error::format(format!("a pipeline of the plan has micro-batch {n}")));
+        let chain = |[a, b, m, n]: &[usize; 4]| Ok(Chain { stages: *a..*b, micro_batches: count(*m)?..count(*n)? });
+        let chains = self.chains.iter().map(chain).collect::<Result<_>>()?;
         let layout = Layout { stages, chains, placement: self.placement.clone() };
         layout.check(p).map_err(|e| Error::format(e.message().to_owned()))?;
         Ok(layout)

@@ -4,7 +4,7 @@ use zofo_hal::{Error, Result};
 use zofo_ops::llama::{ParamName, WeightSource};
 use zofo_pipeline::{
     cluster::{Cluster, Kind},
-    costs::{Costs, DeviceCosts, LayerCosts},
+    costs::{Costs, DeviceCosts, LayerCosts, Links},
 };
 
 /// A board by its data sheet: nominal figures, which no real step reaches; what they are good for is the ratio between boards.
@@ -44,7 +44,10 @@ impl Board {
     pub fn named(name: &str) -> Result<Self> {
         BOARDS.into_iter().find(|b| b.name == name).ok_or_else(|| {
             let known: Vec<_> = BOARDS.iter().map(|b| b.name).collect();
-            Error::invalid(format!("no board is called `{name}`; there are: {}", known.join(", ")))
+            Error::invalid(format!(
+                "no board is called `{name}`; there are: {}; for another give `flops` and `memory` instead",
+                known.join(", ")
+            ))
         })
     }
 }
@@ -104,6 +107,7 @@ pub fn model_costs(source: &dyn WeightSource, cluster: &Cluster, tokens: usize, 
     }
     let mut costs = Costs::new(layers, devices, micro_batches);
     costs.tensor_units = c.heads as u32;
+    costs.links = Links::Uniform(cluster.link.unwrap_or_default());
     costs.check()?;
     Ok(costs)
 }

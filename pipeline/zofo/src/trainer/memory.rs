@@ -48,8 +48,8 @@ pub(super) fn check_peak(
 
 fn short(entry: &DeviceEntry, memory: u64, takes: &str) -> Error {
     Error::invalid(format!(
-        "device `{}` has {memory} bytes of memory, but {takes}; give it fewer layers (`layers = ...`), add a device, take smaller or more micro-batches, \
-         or compute in 16 bits",
+        "device `{}` has {memory} bytes of memory, but {takes}; give it fewer layers (`layers = ...`, or another plan), add a device, take more \
+         micro-batches, recompute (--recompute), or compute in 16 bits",
         entry.name
     ))
 }

@@ -58,6 +58,9 @@ impl Trainer {
             first_step: session.steps(),
             steps: self.options.steps,
         });
+        for note in self.idle_members() {
+            (self.on_event)(&Event::Note(note));
+        }
         (self.on_event)(&Event::Loaded(self.model.describe_weights(&session.weight_types())));
         if let Some(bytes) = session.planned_bytes() {
             (self.on_event)(&Event::Memory { planned_bytes: bytes });
@@ -101,6 +104,24 @@ impl Trainer {
             folder.write_summary(&progress.summary)?;
         }
         Ok(Run { summary: progress.summary, adapter, evaluation: scores, folder: self.out.folder().cloned(), cancelled })
+    }
+
+    /// What to say of devices that share micro-batches of too few sequences for each to have one.
+    fn idle_members(&self) -> Vec<String> {
+        let sequences = self.options.batch / self.plan.schedule.workload.micro_batches.max(1) as usize;
+        let shared = self.plan.stages.iter().filter(|s| s.members.len() > 1);
+        let idle = shared.flat_map(|s| s.members.iter().zip(s.sequences(sequences)).filter(|(_, n)| *n == 0).map(move |(m, _)| (m, s)));
+        idle.map(|(member, stage)| {
+            format!(
+                "{} has {:.0} % of every micro-batch of layers {}..{}, which is no whole sequence of {sequences}: it is idle most of the time. Take a \
+                 larger --batch, or plan with fewer micro-batches",
+                member.device,
+                100.0 * member.share,
+                stage.layers.start,
+                stage.layers.end
+            )
+        })
+        .collect()
     }
 
     fn session(&self) -> Result<Session> {

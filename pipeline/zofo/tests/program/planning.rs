@@ -166,6 +166,17 @@ fn shared_stages_are_trained() {
         let (found, alone) = (last(planner), last("alone"));
         assert!((found / alone - 1.0).abs() < 1e-2, "{planner}: {found} and {alone}");
     }
+    // Where all layers are shared by batch, so is the stage that is trained.
+    let free = costs.replace("\"latency_s\": 0.001, \"bytes_per_s\": 1000", "\"latency_s\": 0.001");
+    place.write("free.json", &free);
+    place.run(&["plan", "--costs", "free.json", "--planner", "accpar", "--out", "batch.json"]).ok();
+    assert_eq!(place.json("batch.json")["stages"][0]["batch_layers"], serde_json::json!([0, 1, 2, 3]));
+    train(&["--plan", "batch.json", "--cluster", "pair.toml", "--out", "batch"]);
+    assert_eq!(place.json("batch/plan.json")["stages"][0]["split"], "batch");
+    // A device that gets no sequence is named.
+    let shown =
+        place.train(&["--eval-samples", "0", "--steps", "1", "--batch", "2", "--plan", "batch.json", "--cluster", "pair.toml"]).ok();
+    assert!(shown.out.contains("idle most of the time") && shown.out.contains("--batch"), "{} {}", shown.out, shown.err);
     let types = place.json("accpar.json")["stages"][0]["batch_layers"].as_array().unwrap().len();
     assert!(types > 0 && types < 4, "both ways in one stage: {types}");
     assert!(place.json("accpar/plan.json")["stages"].as_array().unwrap().len() > 1);
@@ -228,6 +239,8 @@ fn exit_directions_fill_idle_time() {
     place.train(&["--plan", "plan.json", "--directions", "1", "--steps", "1", "--eval-samples", "0", "--out", "run"]).ok();
     let order = place.json("run/plan.json")["workers"][1]["order"].to_string();
     assert!(order.contains(&format!("X1[{}..{q}+base]", q - 1)), "{order}");
+    place.run(&["plan", "--costs", "costs.json", "--exit-directions", "2"]).refused(2, &["only `early-exit`"]);
+    place.train(&["--exit-directions", "2"]).refused(2, &["only `early-exit`"]);
     place.train(&["--plan", "plan.json", "--directions", "1", "--exit-directions", "99", "--steps", "1"]).refused(2, &["exit directions"]);
 }
 
@@ -262,6 +275,8 @@ fn a_plan_for_something_else_is_not_trained() {
         place.run(&["simulate", "--plan", "edited.json"])
     };
     edited("partition", serde_json::json!([["left", 0, 3], ["right", 3, 4]])).refused(1, &["edited.json", "`partition`"]);
+    edited("chains", serde_json::json!([[0, 2, 0, 4294967298u64]])).refused(1, &["micro-batch 4294967298"]);
+    edited("placement", serde_json::json!([0, 2])).refused(1, &["worker 2"]);
     edited("colour", "blue".into()).refused(1, &["edited.json", "no `colour`"]);
     edited("notes", serde_json::json!(["mine"])).ok();
     place.train(&["--plan", "plan.json", "--steps", "1", "--eval-samples", "0", "--out", "done"]).ok();
