@@ -163,6 +163,24 @@ fn xronos_shares_by_hand() {
     assert_eq!(found.outcome.layout.stages[0].members.iter().map(|m| m.share).collect::<Vec<_>>(), [0.5, 0.5]);
 }
 
+/// Where gradients cost more than activations every layer is shared by tensor, and by no more devices than it has heads: the slowest takes none.
+#[test]
+fn accpar_keeps_to_the_heads() {
+    let mut c = costs(&[1.0, 1.0], &[1.0, 0.5, 2.0], 2);
+    c.layers.iter_mut().for_each(|l| (l.trainable_bytes, l.boundary_bytes) = (1e6, 1.0));
+    if let zofo_pipeline::costs::Links::Uniform(l) = &mut c.links {
+        l.bytes_per_s = Some(1e3);
+    }
+    let members = |c: &Costs| {
+        let found = propose(PlannerName::Accpar, c).unwrap();
+        let stage = &found.outcome.layout.stages[0];
+        (stage.batch_layers.len(), stage.members.iter().map(|m| m.device).collect::<Vec<_>>())
+    };
+    assert_eq!(members(&c), (0, vec![0, 1, 2]));
+    c.tensor_units = 2;
+    assert_eq!(members(&c), (0, vec![0, 2]));
+}
+
 /// f = 1, b = 2, two stages, two micro-batches: F0 F1 . B0 . B1 over 9 seconds, and F0 B0 F1 B1 from 1 to 7.
 #[test]
 fn bubbles_by_hand() {
