@@ -198,7 +198,7 @@ pub fn learns(proposal: &Proposal) -> String {
     let has = |role: Role| proposal.outcome.layout.stages.iter().any(|s| s.role == role);
     match (has(Role::ZerothOrder), has(Role::Frozen)) {
         (true, _) if method.estimator == EstimatorName::Guided => "guided".into(),
-        (true, _) => format!("{}, Q = {}", method.estimator.name(), method.directions),
+        (true, _) => format!("{}, Q={}", method.estimator.name(), method.directions),
         (false, true) => "frozen".into(),
         (false, false) => "-".into(),
     }

@@ -144,10 +144,7 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
         console::json(&json!({"planners": all}));
         return Ok(());
     }
-    console::line(format!(
-        "{:<18} {:>10} {:>6} {:>9} {:>7} {:>9}  head",
-        "planner", "s a step", "x best", "computing", "devices", "planned"
-    ));
+    console::line(format!("{:<19} {:>9} {:>6} {:>5} {:>5} {:>8} head", "planner", "s a step", "x best", "busy", "used", "planned"));
     for (planner, found, took) in &rows {
         match found {
             Ok((o, learns)) => {
@@ -156,7 +153,7 @@ fn compare(args: &SimulateArgs, names: &str) -> Result<(), Failure> {
                 used.sort_unstable();
                 used.dedup();
                 console::line(format!(
-                    "{:<18} {:>10} {ratio:>6} {:>7.1} % {:>7} {:>6.1} ms  {}",
+                    "{:<19} {:>9} {ratio:>6} {:>3.0} % {:>5} {:>5.1} ms {}",
                     planner.name(),
                     seconds(o.makespan_s),
                     100.0 * o.utilisation,
