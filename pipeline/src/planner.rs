@@ -120,29 +120,30 @@ pub(crate) fn check_size(p: &Problem) -> Result<()> {
     }
 }
 
-type Plan = fn(&Problem, &Method) -> Result<Proposal>;
+/// Plans; where a limit in seconds is given, plans that are known to take so long without being simulated may be left out.
+type Plan = fn(&Problem, &Method, f64) -> Result<Proposal>;
 
 /// All planners: the name on the command line, and how it plans.
 const PLANNERS: &[(&str, PlannerName, Plan)] = &[
-    ("single", PlannerName::Single, |p, _| pipelines::single(p)),
-    ("gpipe", PlannerName::Gpipe, |p, _| pipelines::line(p, ScheduleName::Gpipe, Cut::Equal)),
-    ("gpipe-min-max", PlannerName::GpipeMinMax, |p, _| pipelines::line(p, ScheduleName::Gpipe, Cut::MinMax)),
-    ("1f1b", PlannerName::OneFOneB, |p, _| pipelines::line(p, ScheduleName::OneFOneB, Cut::Equal)),
-    ("1f1b-min-max", PlannerName::OneFOneBMinMax, |p, _| pipelines::line(p, ScheduleName::OneFOneB, Cut::MinMax)),
-    ("interleaved-1f1b", PlannerName::Interleaved, |p, _| pipelines::interleaved(p)),
-    ("chimera", PlannerName::Chimera, |p, _| pipelines::chimera(p)),
-    ("zb-h1", PlannerName::ZbH1, |p, _| pipelines::line(p, ScheduleName::ZbH1, Cut::MinMax)),
-    ("dapple", PlannerName::Dapple, |p, _| dapple::propose(p)),
-    ("hdp", PlannerName::Hdp, |p, _| hdp::propose(p)),
-    ("asteroid", PlannerName::Asteroid, |p, _| asteroid::propose(p)),
-    ("accpar", PlannerName::Accpar, |p, _| accpar::propose(p)),
-    ("xronos", PlannerName::Xronos, |p, _| xronos::propose(p)),
-    ("adaptis", PlannerName::Adaptis, |p, _| adaptis::propose(p)),
-    ("hybridop", PlannerName::Hybridop, hybridop::plan),
-    ("hybridop-as-printed", PlannerName::HybridopAsPrinted, hybridop::as_printed),
-    ("direction-parallel", PlannerName::DirectionParallel, directions::plan),
-    ("hybridop-tail", PlannerName::HybridopTail, hybridop::tail),
-    ("auto", PlannerName::Auto, |p, _| auto::plan(p, auto::Effort::default()).map(|f| f.proposal)),
+    ("single", PlannerName::Single, |p, _, _| pipelines::single(p)),
+    ("gpipe", PlannerName::Gpipe, |p, _, _| pipelines::line(p, ScheduleName::Gpipe, Cut::Equal)),
+    ("gpipe-min-max", PlannerName::GpipeMinMax, |p, _, _| pipelines::line(p, ScheduleName::Gpipe, Cut::MinMax)),
+    ("1f1b", PlannerName::OneFOneB, |p, _, _| pipelines::line(p, ScheduleName::OneFOneB, Cut::Equal)),
+    ("1f1b-min-max", PlannerName::OneFOneBMinMax, |p, _, _| pipelines::line(p, ScheduleName::OneFOneB, Cut::MinMax)),
+    ("interleaved-1f1b", PlannerName::Interleaved, |p, _, _| pipelines::interleaved(p)),
+    ("chimera", PlannerName::Chimera, |p, _, _| pipelines::chimera(p)),
+    ("zb-h1", PlannerName::ZbH1, |p, _, _| pipelines::line(p, ScheduleName::ZbH1, Cut::MinMax)),
+    ("dapple", PlannerName::Dapple, |p, _, below| dapple::propose(p, below)),
+    ("hdp", PlannerName::Hdp, |p, _, below| hdp::propose(p, below)),
+    ("asteroid", PlannerName::Asteroid, |p, _, below| asteroid::propose(p, below)),
+    ("accpar", PlannerName::Accpar, |p, _, _| accpar::propose(p)),
+    ("xronos", PlannerName::Xronos, |p, _, _| xronos::propose(p)),
+    ("adaptis", PlannerName::Adaptis, |p, _, _| adaptis::propose(p)),
+    ("hybridop", PlannerName::Hybridop, |p, method, _| hybridop::plan(p, method)),
+    ("hybridop-as-printed", PlannerName::HybridopAsPrinted, |p, method, _| hybridop::as_printed(p, method)),
+    ("direction-parallel", PlannerName::DirectionParallel, |p, method, _| directions::plan(p, method)),
+    ("hybridop-tail", PlannerName::HybridopTail, |p, method, _| hybridop::tail(p, method)),
+    ("auto", PlannerName::Auto, |p, _, _| auto::plan(p, auto::Effort::default()).map(|f| f.proposal)),
 ];
 
 impl PlannerName {
@@ -191,8 +192,13 @@ impl PlannerName {
     /// # Errors
     /// `InvalidArgument` where no plan of its kind exists, naming the device whose memory is short and by how much.
     pub fn propose(self, p: &Problem, method: &Method) -> Result<Proposal> {
+        self.propose_below(p, method, f64::INFINITY)
+    }
+
+    /// As [`PlannerName::propose`], for who has a plan of `below` seconds: a plan that takes longer may be an error instead.
+    pub(crate) fn propose_below(self, p: &Problem, method: &Method, below: f64) -> Result<Proposal> {
         check_size(p)?;
         let (_, _, plan) = PLANNERS.iter().find(|(_, n, _)| *n == self).ok_or_else(|| Error::invalid("no such planner"))?;
-        plan(p, method)
+        plan(p, method, below)
     }
 }

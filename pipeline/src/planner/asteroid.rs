@@ -93,6 +93,8 @@ struct Search<'a> {
     p: &'a Problem,
     devices: Vec<usize>,
     heed_memory: bool,
+    /// Seconds in which a stage has to do its work.
+    below: f64,
 }
 
 impl Search<'_> {
@@ -142,7 +144,11 @@ impl Search<'_> {
                 let mut offer = |rest: (usize, usize), suffix: Option<&Suffix>| {
                     let (own, on) = (layers - l..layers - rest.0, devices - n..devices - rest.1);
                     // A latency is no less than all micro-batches on any one leg: most heads need not be built.
-                    let pace = self.least(&own, on.clone()).max(suffix.map_or(0.0, |s| s.pace));
+                    let least = self.least(&own, on.clone());
+                    if f64::from(self.p.micro_batches()) * least >= self.below {
+                        return;
+                    }
+                    let pace = least.max(suffix.map_or(0.0, |s| s.pace));
                     if best.as_ref().is_some_and(|b| f64::from(self.p.micro_batches()) * pace > b.latency) {
                         return;
                     }
@@ -193,12 +199,16 @@ impl Search<'_> {
 /// # Errors
 /// `InvalidArgument` where no device can backpropagate.
 pub fn plans(p: &Problem) -> Result<Vec<Plan>> {
+    plans_below(p, f64::INFINITY)
+}
+
+fn plans_below(p: &Problem, below: f64) -> Result<Vec<Plan>> {
     let (mut devices, _) = pipelines::capable(p)?;
     let memory = |d: &usize| p.device(*d).memory_bytes.unwrap_or(f64::INFINITY);
     devices.sort_by(|a, b| memory(b).total_cmp(&memory(a)));
-    let mut search = Search { p, devices, heed_memory: true };
+    let mut search = Search { p, devices, heed_memory: true, below };
     let mut ranked = search.run();
-    if ranked.is_empty() {
+    if ranked.is_empty() && below.is_infinite() {
         // The simulation of a plan that ignores memory says which device is short and by how much.
         search.heed_memory = false;
         ranked = search.run();
@@ -209,8 +219,8 @@ pub fn plans(p: &Problem) -> Result<Vec<Plan>> {
     }
 }
 
-pub(super) fn propose(p: &Problem) -> Result<Proposal> {
+pub(super) fn propose(p: &Problem, below: f64) -> Result<Proposal> {
     let (_, mut notes) = pipelines::capable(p)?;
     notes.push("after Asteroid, whose paper was not at hand: see docs/planners.md".into());
-    first_fit(p, plans(p)?.into_iter().map(|plan| plan.layout), ScheduleName::Dapple, notes)
+    first_fit(p, plans_below(p, below)?.into_iter().map(|plan| plan.layout), ScheduleName::Dapple, notes)
 }

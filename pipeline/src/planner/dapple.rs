@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{ir::Role, order::ScheduleName, sim::Link};
 use std::{collections::HashMap, ops::Range};
-use zofo_hal::Result;
+use zofo_hal::{Error, Result};
 
 /// Splits that are handed to the simulator at most, should the best ones not fit.
 const CANDIDATES: usize = 32;
@@ -63,11 +63,17 @@ struct Search<'a> {
     p: &'a Problem,
     devices: Vec<usize>,
     heed_memory: bool,
+    /// Seconds in which a stage has to do its work.
+    below: f64,
 }
 
 impl<'a> Search<'a> {
-    fn new(p: &'a Problem, devices: &[usize], heed_memory: bool) -> Self {
-        Self { p, devices: devices.to_vec(), heed_memory }
+    fn new(p: &'a Problem, devices: &[usize], heed_memory: bool, below: f64) -> Self {
+        Self { p, devices: devices.to_vec(), heed_memory, below }
+    }
+
+    fn in_time(&self, stage: &Leg) -> bool {
+        f64::from(self.p.micro_batches()) * stage.both() < self.below
     }
 
     fn stage(&self, layers: Range<usize>, devices: Range<usize>) -> StageLayout {
@@ -114,8 +120,8 @@ impl<'a> Search<'a> {
         // All that is left, as one stage.
         let mut rests: HashMap<(usize, usize), Leg> = pairs(0, 0).into_iter().map(|at| (at, leg(at, (layers, devices)))).collect();
         let whole = vec![(layers, devices)];
-        if self.fits(&whole, 1, 1) {
-            let rest = rests[&(0, 0)];
+        let rest = rests[&(0, 0)];
+        if self.in_time(&rest) && self.fits(&whole, 1, 1) {
             ranked.offer(latency(&[rest], self.p.micro_batches()), || whole);
         }
         rests.retain(|at, _| at.0 > 0 && at.1 > 0);
@@ -128,9 +134,14 @@ impl<'a> Search<'a> {
             for to in inner(&at_devices, m + 1, devices) {
                 let (from, ahead) = (before.clone().map(|b| self.between(b, m..to)), self.between(m..to, to..devices));
                 for end in inner(&at_layers, j + 1, layers) {
+                    let own_leg = leg((j, m), (end, to));
+                    // More layers only take longer.
+                    if !self.in_time(&own_leg) {
+                        break;
+                    }
                     legs.truncate(known);
                     legs.extend(from.map(|links| transfer(links, j)));
-                    legs.push(leg((j, m), (end, to)));
+                    legs.push(own_leg);
                     let own = legs.len();
                     legs.extend([transfer(ahead, end), rests[&(end, to)]]);
                     let time = latency(&legs, self.p.micro_batches());
@@ -145,7 +156,7 @@ impl<'a> Search<'a> {
                     if !self.fits(&cuts, of - 1, of) {
                         continue;
                     }
-                    if ranked.takes(time) && self.fits(&cuts, of, of) {
+                    if ranked.takes(time) && self.in_time(&rests[&(end, to)]) && self.fits(&cuts, of, of) {
                         ranked.offer(time, || cuts.clone());
                     }
                     if better {
@@ -158,19 +169,22 @@ impl<'a> Search<'a> {
     }
 }
 
-pub(super) fn propose(p: &Problem) -> Result<Proposal> {
+pub(super) fn propose(p: &Problem, below: f64) -> Result<Proposal> {
     let (devices, mut notes) = pipelines::capable(p)?;
     let mut fewer = devices.clone();
-    let mut search = Search::new(p, &devices, true);
+    let mut search = Search::new(p, &devices, true, below);
     let mut ranked = search.run();
     while ranked.is_empty() && fewer.len() > 1 {
         drop_smallest(p, &mut fewer);
-        search = Search::new(p, &fewer, true);
+        search = Search::new(p, &fewer, true, below);
         ranked = search.run();
+    }
+    if ranked.is_empty() && below.is_finite() {
+        return Err(Error::invalid("nothing in time"));
     }
     if ranked.is_empty() {
         // The simulation of the best split that ignores memory says which device is short and by how much.
-        search = Search::new(p, &devices, false);
+        search = Search::new(p, &devices, false, f64::INFINITY);
         ranked = search.run();
     } else if fewer.len() < devices.len() {
         let gone: Vec<usize> = devices.iter().copied().filter(|d| !fewer.contains(d)).collect();

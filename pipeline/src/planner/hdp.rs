@@ -18,7 +18,7 @@ use std::{
     ops::Range,
     rc::Rc,
 };
-use zofo_hal::Result;
+use zofo_hal::{Error, Result};
 
 /// More devices than this are grouped by type, not by all set partitions, of which there are 115,975 of ten.
 const ENUMERATED: usize = 10;
@@ -148,7 +148,7 @@ fn by_type(types: &[usize]) -> Vec<Vec<Vec<usize>>> {
     vec![vec![all], kinds, dealt, alone]
 }
 
-pub(super) fn propose(p: &Problem) -> Result<Proposal> {
+pub(super) fn propose(p: &Problem, below: f64) -> Result<Proposal> {
     let (devices, mut notes) = pipelines::capable(p)?;
     notes.push("after HetPipe, whose paper was not at hand: see docs/planners.md".into());
     let types = types(p, &devices);
@@ -174,7 +174,8 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
         }
         // No sharing takes less than all groups at their paces.
         let rate: f64 = groups.iter().map(|g| 1.0 / g.pace).sum();
-        if !ranked.takes(f64::from(p.micro_batches()) / rate) {
+        let least = f64::from(p.micro_batches()) / rate;
+        if !ranked.takes(least) || least >= below {
             return;
         }
         let weights = shares::inverse(&groups.iter().map(|g| g.pace).collect::<Vec<_>>());
@@ -232,6 +233,7 @@ pub(super) fn propose(p: &Problem) -> Result<Proposal> {
     match (best, failure) {
         (Some(best), _) => Ok(best),
         (None, Some(e)) => Err(e),
+        (None, None) if below.is_finite() => Err(Error::invalid("nothing in time")),
         // No group fits: the pipeline of all devices says which is short and by how much.
         (None, None) => pipelines::line(p, ScheduleName::OneFOneB, pipelines::Cut::MinMax),
     }
