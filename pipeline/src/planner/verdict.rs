@@ -85,7 +85,9 @@ pub fn verdict(p: &Problem, found: &Found, effort: Effort) -> Vec<Alternative> {
             continue;
         }
         seen.push(d);
-        row(format!("without {}", p.device(d).name), &[d]);
+        let alike = (0..p.devices()).filter(|o| p.device(*o).is_like(p.device(d))).count();
+        let of = if alike > 1 { format!(", one of {alike} alike") } else { String::new() };
+        row(format!("without {}{of}", p.device(d).name), &[d]);
     }
     let free: Vec<usize> = (0..p.devices()).filter(|d| p.device(*d).kind == Kind::BpFree).collect();
     if free.len() > 1 && free.len() < p.devices() {

@@ -206,12 +206,8 @@ pub fn learns(proposal: &Proposal) -> String {
 
 fn table(planned: &Planned, file: &PlanFile) -> String {
     let outcome = &planned.proposal.outcome;
-    let mut text = format!(
-        "{} ({}; head {})\n\n",
-        step_time(outcome.makespan(), planned.planner.name()),
-        file.simulated.schedule,
-        learns(&planned.proposal)
-    );
+    let head = Some(learns(&planned.proposal)).filter(|l| l != "-").map_or(String::new(), |l| format!(", head {l}"));
+    let mut text = format!("{} (order {}{head})\n\n", step_time(outcome.makespan(), planned.planner.name()), file.simulated.schedule);
     text += &devices(outcome, &file.simulated);
     text += &bound(planned);
     for note in &file.notes {
