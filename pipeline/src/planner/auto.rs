@@ -117,7 +117,8 @@ pub fn plan(p: &Problem, effort: Effort) -> Result<Found> {
     }
     let mut found = frozen;
     found.proposal.notes.push(format!(
-        "the head is frozen: even one direction would lengthen a step by more than {:.0} %; give `directions` to train it",
+        "the head is frozen: even one direction{} would lengthen a step by more than {:.0} %; give `directions` to train it",
+        if p.costs().estimator.is_none() { ", or a guided estimate," } else { "" },
         100.0 * (WORTH - 1.0)
     ));
     Ok(found)

@@ -220,7 +220,7 @@ fn table(planned: &Planned, file: &PlanFile) -> String {
             let joules = a.joules.map_or(String::new(), |j| format!("  {j:.3} J"));
             text += &match &a.makespan {
                 Ok(t) => format!("  {:<width$}  {}{joules}\n", a.what, seconds(*t)),
-                Err(why) => wrapped(&format!("{:<width$}  no plan: {why}", a.what)),
+                Err(why) => format!("  {:<width$}  no plan\n", a.what) + &wrapped(&format!("  {why}")),
             };
         }
     }
