@@ -32,6 +32,7 @@ use readout::Readouts;
 pub use setup::{Setup, SharedSource, Snapshot, StageDevice, StepInput, StepOutcome};
 use sharing::Sharing;
 pub(crate) use sharing::sequences;
+use stage::LayerPart;
 use std::{
     sync::{
         Arc, Mutex,
@@ -96,13 +97,16 @@ impl Executor {
         let mut own: Vec<Vec<OwnStage>> = (0..ranks).map(|_| Vec::new()).collect();
         let mut worker_of = vec![0; ranks];
         for (stage, worker) in schedule.placement.iter().enumerate() {
-            let mut group = Peers::group(sharing.ranks(stage).len()).into_iter();
-            for rank in sharing.ranks(stage) {
-                let peers = group.next().filter(|_| sharing.shard(stage, rank).is_some());
+            let ranks = sharing.ranks(stage);
+            let by_heads = sharing.shard(stage, ranks.start).map_or(0, |_| ranks.len());
+            let mut group = Peers::group(by_heads).into_iter();
+            for rank in ranks {
+                let part = sharing.shard(stage, rank).zip(group.next());
+                let part = part.map(|(shard, peers)| LayerPart::new(setup.source.config(), shard, peers));
                 let spec = stage::slice_spec(&setup, stage, rank);
                 let mut importer = importer.lock().expect("no thread has it yet");
                 spec.announce(&mut importer, &setup.devices[rank].device, setup.source.config());
-                own[rank].push(OwnStage { index: stage, spec, peers });
+                own[rank].push(OwnStage { index: stage, spec, part });
                 worker_of[rank] = *worker;
             }
         }

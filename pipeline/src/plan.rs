@@ -60,6 +60,11 @@ impl StagePlan {
         self.members.iter().map(|m| m.device.as_str()).collect::<Vec<_>>().join(", ")
     }
 
+    /// Whether a device works on it.
+    pub fn has(&self, device: &str) -> bool {
+        self.members.iter().any(|m| m.device == device)
+    }
+
     /// How many of `n` sequences of one length each member gets of a micro-batch.
     pub fn sequences(&self, n: usize) -> Vec<usize> {
         if self.split != Split::Batch {

@@ -123,7 +123,7 @@ pub(crate) fn check_size(p: &Problem) -> Result<()> {
 /// Plans; where a limit in seconds is given, plans that are known to take so long without being simulated may be left out.
 type Plan = fn(&Problem, &Method, f64) -> Result<Proposal>;
 
-/// All planners: the name on the command line, and how it plans.
+/// All planners: the name on the command line, and how it plans. Those that search long come behind the others, whose plans spare `auto` most of it.
 const PLANNERS: &[(&str, PlannerName, Plan)] = &[
     ("single", PlannerName::Single, |p, _, _| pipelines::single(p)),
     ("gpipe", PlannerName::Gpipe, |p, _, _| pipelines::line(p, ScheduleName::Gpipe, Cut::Equal)),
@@ -133,18 +133,23 @@ const PLANNERS: &[(&str, PlannerName, Plan)] = &[
     ("interleaved-1f1b", PlannerName::Interleaved, |p, _, _| pipelines::interleaved(p)),
     ("chimera", PlannerName::Chimera, |p, _, _| pipelines::chimera(p)),
     ("zb-h1", PlannerName::ZbH1, |p, _, _| pipelines::line(p, ScheduleName::ZbH1, Cut::MinMax)),
+    ("accpar", PlannerName::Accpar, |p, _, _| accpar::propose(p)),
+    ("xronos", PlannerName::Xronos, |p, _, _| xronos::propose(p)),
     ("dapple", PlannerName::Dapple, |p, _, below| dapple::propose(p, below)),
     ("hdp", PlannerName::Hdp, |p, _, below| hdp::propose(p, below)),
     ("asteroid", PlannerName::Asteroid, |p, _, below| asteroid::propose(p, below)),
-    ("accpar", PlannerName::Accpar, |p, _, _| accpar::propose(p)),
-    ("xronos", PlannerName::Xronos, |p, _, _| xronos::propose(p)),
-    ("adaptis", PlannerName::Adaptis, |p, _, _| adaptis::propose(p)),
+    ("adaptis", PlannerName::Adaptis, |p, _, below| adaptis::propose(p, below)),
     ("hybridop", PlannerName::Hybridop, |p, method, _| hybridop::plan(p, method)),
     ("hybridop-as-printed", PlannerName::HybridopAsPrinted, |p, method, _| hybridop::as_printed(p, method)),
-    ("direction-parallel", PlannerName::DirectionParallel, |p, method, _| directions::plan(p, method)),
+    ("direction-parallel", PlannerName::DirectionParallel, directions::plan),
     ("hybridop-tail", PlannerName::HybridopTail, |p, method, _| hybridop::tail(p, method)),
     ("auto", PlannerName::Auto, |p, _, _| auto::plan(p, auto::Effort::default()).map(|f| f.proposal)),
 ];
+
+/// What a planner says that knows of no plan below the seconds that it was given.
+fn nothing_in_time() -> Error {
+    Error::invalid("nothing in time")
+}
 
 impl PlannerName {
     /// All planners.
@@ -176,15 +181,6 @@ impl PlannerName {
     /// Whether its plans depend on how zeroth-order stages learn; the others backpropagate everywhere.
     pub fn uses_method(self) -> bool {
         matches!(self, Self::Hybridop | Self::HybridopAsPrinted | Self::DirectionParallel | Self::HybridopTail | Self::Auto)
-    }
-
-    /// No plan of its kind takes less, as far as that is known without planning, in seconds.
-    pub(crate) fn bound(self, p: &Problem, method: &Method) -> f64 {
-        match self {
-            Self::Adaptis => bounds::whole_layers(p, &p.capable()),
-            Self::DirectionParallel => directions::bound(p, method),
-            _ => 0.0,
-        }
     }
 
     /// Plans.

@@ -299,11 +299,7 @@ fn memory_is_planned() {
     let steps: Vec<_> = (0..3).map(|i| batch(8 + i as usize, i)).collect();
     spec.capacity = steps.iter().map(|b| capacity_of(b, 2).unwrap()).reduce(Capacity::max);
     spec.positions = steps.iter().flatten().map(|s| s.ids.len()).max();
-    let mut s = start(mixed(&e), spec);
-    let planned = s.planned_bytes().unwrap() as f64;
-    let held: Vec<u64> = steps.iter().map(|b| s.step(b).map(|_| s.device_bytes()).unwrap()).collect();
-    assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{planned} planned, {held:?} held");
-    assert!(held.iter().all(|h| *h == held[0]), "{held:?}");
+    holds_what_it_planned(start(mixed(&e), spec), &steps, "groups");
 }
 
 #[test]

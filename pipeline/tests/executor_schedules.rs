@@ -108,11 +108,7 @@ fn memory_is_planned() {
         let steps: Vec<_> = (0..3).map(|i| batch(4 + i as usize, i)).collect();
         spec.capacity = steps.iter().map(|b| capacity_of(b, 3).unwrap()).reduce(Capacity::max);
         spec.recompute = recompute;
-        let mut s = start(planned(2, 3, name), spec);
-        let planned = s.planned_bytes().unwrap() as f64;
-        let held: Vec<u64> = steps.iter().map(|b| s.step(b).map(|_| s.device_bytes()).unwrap()).collect();
-        assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{name:?}, {recompute}: {planned} planned, {held:?} held");
-        assert!(held.iter().all(|h| *h == held[0]), "{name:?}, {recompute}: {held:?}");
+        holds_what_it_planned(start(planned(2, 3, name), spec), &steps, &format!("{name:?}, {recompute}"));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     setup::StepInput,
-    sharing::{Blocks, Piece},
+    sharing::{Blocks, Part, Piece},
     worker::{Shared, Worker},
 };
 use crate::ir::{Action, Payload};
@@ -22,7 +22,8 @@ impl Worker {
         if let Some(tensor) = self.handed_over.remove(&(from, to, payload)) {
             return Ok(Some(tensor));
         }
-        let blocks = self.shared.sharing.blocks(to, rank, &payload);
+        let ends = &input.batches[m as usize].cu_seqlens;
+        let Part { rows, blocks } = self.shared.sharing.part(to, rank, &payload, ends);
         let batch = &self.shared.batches[division][m as usize];
         if blocks.len() == 0 || batch.rows() == 0 {
             return Ok(None);
@@ -31,11 +32,9 @@ impl Worker {
         if self.shared.rehearsing {
             return Ok(Some(tensor));
         }
-        let ends = &input.batches[m as usize].cu_seqlens;
-        let first = self.shared.sharing.part(to, rank, &payload, ends).rows.start;
         for (sender, pieces) in self.shared.sharing.routes(from, to, rank, &payload, ends)? {
             let data = self.links.receive(from, to, sender, payload)?;
-            self.shared.place((division, m), &tensor, &blocks, first, &pieces, &data)?;
+            self.shared.place((division, m), &tensor, &blocks, rows.start, &pieces, &data)?;
         }
         Ok(Some(tensor))
     }

@@ -5,21 +5,18 @@ mod forward;
 mod part;
 
 use super::{
-    peers::Peers,
     protocol::{ReportKind, UpdateOrder},
     reduce::Gradients,
     setup::{Setup, Snapshot, StepInput},
-    sharing::Sharing,
-    worker::Shared,
+    worker::{OwnStage, Shared},
 };
 use crate::{
     estimator::{EstimatorName, EstimatorSpec},
     ir::{Action, Group, Readout, Role},
 };
-use part::Part;
+pub(super) use part::LayerPart;
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
     time::Duration,
 };
 use zofo_hal::{
@@ -88,14 +85,8 @@ pub(super) struct Stage {
     /// Which of the worker's divisions of micro-batches is its own.
     pub division: usize,
     role: Role,
-    /// Whether this device says what all members of the stage know.
-    speaks: bool,
-    /// Whether others have gradients of the same tensors.
-    adds_gradients: bool,
-    /// Place of its optimiser among all.
-    slot: usize,
     /// What of its layers it has, where others have the rest.
-    part: Option<Part>,
+    part: Option<LayerPart>,
     slice: Slice,
     adapters: Adapters,
     optimiser: Option<Optimiser>,
@@ -104,25 +95,14 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    #[allow(clippy::too_many_arguments)]
-    pub fn load(
-        runner: &mut Runner,
-        importer: &mut Importer,
-        setup: &Setup,
-        sharing: &Sharing,
-        rank: usize,
-        index: usize,
-        spec: &SliceSpec,
-        peers: Option<Arc<Peers>>,
-    ) -> Result<Self> {
-        let part = sharing.shard(index, rank).zip(peers).map(|(shard, peers)| Part::new(setup.source.config(), shard, peers));
+    pub fn load(runner: &mut Runner, importer: &mut Importer, setup: &Setup, OwnStage { index, spec, part }: OwnStage) -> Result<Self> {
         let (slice, mut adapters) = match &part {
             None => {
-                let slice = Slice::load(runner, importer, &*setup.source, spec)?;
+                let slice = Slice::load(runner, importer, &*setup.source, &spec)?;
                 let adapters = Adapters::from_host(runner, &slice, &setup.adapter)?;
                 (slice, adapters)
             }
-            Some(part) => part.load(runner, importer, &*setup.source, &setup.adapter, spec)?,
+            Some(part) => part.load(runner, importer, &*setup.source, &setup.adapter, &spec)?,
         };
         let role = setup.plan.stages[index].role;
         let guided = setup.estimator.name == EstimatorName::Guided;
@@ -137,20 +117,7 @@ impl Stage {
             Role::ZerothOrder => Some(Optimiser::zeroth_order(runner, &adapters, setup.zeroth_order, factors(&setup.estimator))?),
             Role::Frozen => None,
         };
-        Ok(Self {
-            index,
-            division: 0,
-            role,
-            speaks: sharing.speaks(index, rank),
-            adds_gradients: sharing.adds_gradients(index),
-            slot: sharing.slot(index, rank),
-            part,
-            slice,
-            adapters,
-            optimiser,
-            noise: HashMap::new(),
-            kept: Kept::default(),
-        })
+        Ok(Self { index, division: 0, role, part, slice, adapters, optimiser, noise: HashMap::new(), kept: Kept::default() })
     }
 
     /// Nothing kept, no gradient.
@@ -203,12 +170,12 @@ impl Stage {
 
     /// Time that the last action waited for the other members inside its layers.
     pub fn waited(&self) -> Duration {
-        self.part.as_ref().map_or(Duration::ZERO, Part::waited)
+        self.part.as_ref().map_or(Duration::ZERO, LayerPart::waited)
     }
 
     /// Tells what a member of the stage found; what all of them know, one says.
     fn tell(&self, shared: &Shared, kind: ReportKind) {
-        if self.speaks {
+        if shared.sharing.speaks(self.index, shared.rank) {
             shared.tell(kind);
         }
     }
@@ -222,7 +189,7 @@ impl Stage {
     /// The gradients of its micro-batches, by tensor, where others have some of them too.
     pub fn gradients(&self, shared: &mut Shared) -> Result<Gradients> {
         let mut all = Gradients::default();
-        let added = self.optimiser.iter().filter(|_| self.adds_gradients);
+        let added = self.optimiser.iter().filter(|_| shared.sharing.adds_gradients(self.index));
         for t in added.flat_map(Optimiser::tensors) {
             if let Some(grad) = &t.grad {
                 let own = shared.runner.read_f32(grad)?;
@@ -235,7 +202,7 @@ impl Stage {
 
     /// Puts the sums of all in the place of its own gradients.
     pub fn take_gradients(&mut self, shared: &mut Shared, sums: &Gradients) -> Result<()> {
-        let added = self.optimiser.iter().filter(|_| self.adds_gradients);
+        let added = self.optimiser.iter().filter(|_| shared.sharing.adds_gradients(self.index));
         let mut square_sums = Vec::new();
         for t in added.flat_map(Optimiser::tensors) {
             if let (Some(grad), Some(sum)) = (&t.grad, sums.get(&t.id)) {
@@ -313,7 +280,7 @@ impl Stage {
         let own = self.part.as_ref().map(|part| part.adapter(&snapshot.adapter.layers(self.slice.layers()))).transpose()?;
         self.adapters.restore(&mut shared.runner, own.as_ref().unwrap_or(&snapshot.adapter))?;
         match &mut self.optimiser {
-            Some(o) => o.import(&mut shared.runner, &snapshot.optimisers[self.slot]),
+            Some(o) => o.import(&mut shared.runner, &snapshot.optimisers[shared.sharing.slot(self.index, shared.rank)]),
             None => Ok(()),
         }
     }

@@ -3,11 +3,10 @@
 
 use super::{
     link::Links,
-    peers::Peers,
     protocol::{Command, Report, ReportKind, UpdateOrder},
     setup::{Setup, StepInput},
     sharing::Sharing,
-    stage::Stage,
+    stage::{LayerPart, Stage},
 };
 use crate::{
     estimator::EstimatorSpec,
@@ -54,8 +53,8 @@ pub(super) struct OwnStage {
     pub index: usize,
     /// Its part of the model.
     pub spec: SliceSpec,
-    /// Those that it adds up with inside the layers.
-    pub peers: Option<Arc<Peers>>,
+    /// What of its layers it has, where others have the rest.
+    pub part: Option<LayerPart>,
 }
 
 /// Everything a worker thread starts from.
@@ -95,9 +94,10 @@ impl WorkerSetup {
         let mut loaded: Vec<Stage> = Vec::with_capacity(stages.len());
         // A stage of each way in which micro-batches are divided.
         let mut divisions: Vec<usize> = Vec::new();
-        for OwnStage { index, spec, peers } in stages {
+        for own in stages {
+            let index = own.index;
             let mut importer = importer.lock().map_err(|_| Error::new(ErrorKind::Cancelled, "another worker failed to load"))?;
-            let mut stage = Stage::load(&mut runner, &mut importer, &setup, &sharing, rank, index, &spec, peers).map_err(at(index))?;
+            let mut stage = Stage::load(&mut runner, &mut importer, &setup, own).map_err(at(index))?;
             stage.division = divisions.iter().position(|d| sharing.same_rows(*d, index)).unwrap_or_else(|| {
                 divisions.push(index);
                 divisions.len() - 1

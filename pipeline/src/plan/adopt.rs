@@ -36,8 +36,7 @@ impl PlanRequest<'_> {
         });
         let stages = stages.collect::<Result<Vec<_>>>()?;
         for d in &self.cluster.devices {
-            let on = |s: &&StagePlan| s.members.iter().any(|m| m.device == d.name);
-            let planned: usize = stages.iter().filter(on).map(|s| s.layers.len()).sum();
+            let planned: usize = stages.iter().filter(|s| s.has(&d.name)).map(|s| s.layers.len()).sum();
             if let Some(given) = d.layers.filter(|given| planned > 0 && planned != *given) {
                 return Err(Error::invalid(format!(
                     "device `{}` takes {given} layers by the cluster and {planned} by the plan; leave `layers` out of the cluster, the plan says it",

@@ -5,7 +5,7 @@ mod moves;
 
 pub use bubbles::{Bubbles, bubbles};
 
-use super::{Layout, Method, Outcome, Problem, Proposal, StageLayout, pipelines, ranked::drop_smallest, split};
+use super::{Layout, Method, Outcome, Problem, Proposal, StageLayout, bounds, nothing_in_time, pipelines, ranked::drop_smallest, split};
 use crate::{
     ir::{Credits, Role, Workload},
     order::ScheduleName,
@@ -254,8 +254,11 @@ impl Search<'_> {
     }
 }
 
-pub(super) fn propose(p: &Problem) -> Result<Proposal> {
+pub(super) fn propose(p: &Problem, below: f64) -> Result<Proposal> {
     let (devices, mut notes) = pipelines::devices(p)?;
+    if bounds::whole_layers(p, &devices) >= below {
+        return Err(nothing_in_time());
+    }
     notes.push("after AdaPtis, whose paper was not at hand: see docs/planners.md".into());
     let mut search = Search { p, devices, left: SIMULATIONS, passes: PASSES, known: HashMap::new(), failure: None };
     let mut best: Option<Timed> = None;

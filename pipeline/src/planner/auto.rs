@@ -182,15 +182,10 @@ fn is_searched(proposal: &Proposal) -> bool {
 
 /// The best plan of `known` and those of the other planners.
 fn the_others(p: &Problem, method: &Method, known: Option<Proposal>, which: impl Fn(PlannerName) -> bool) -> Option<Proposal> {
-    let mut planners: Vec<PlannerName> = PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto && which(*n)).collect();
-    // Those that search long come last: what the others found spares them most of it.
-    planners.sort_by_key(|n| matches!(n, PlannerName::Dapple | PlannerName::Hdp | PlannerName::Asteroid | PlannerName::Adaptis));
-    planners.into_iter().fold(known, |best, planner| {
+    let planners = PlannerName::all().filter(|n| n.trains() && *n != PlannerName::Auto && which(*n));
+    planners.fold(known, |best, planner| {
         // Bounds are sums of the same times in another order.
         let below = best.as_ref().map_or(f64::INFINITY, |best| best.outcome.makespan() * (1.0 + 1e-9));
-        if planner.bound(p, method) >= below {
-            return best;
-        }
         let other = planner.propose_below(p, method, below).ok().map(|mut other| {
             other.notes.insert(0, format!("the plan of `{}`; nothing else that was searched is better", planner.name()));
             other

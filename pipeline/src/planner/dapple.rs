@@ -8,13 +8,13 @@ use super::{
     Layout, Member, Problem, Proposal, Split, StageLayout,
     layout::worst,
     legs::fits,
-    pipelines,
+    nothing_in_time, pipelines,
     ranked::{Ranked, drop_smallest, first_fit},
     split::{DEVICE_PARTS, LAYER_PARTS, places},
 };
 use crate::{ir::Role, order::ScheduleName, sim::Link};
 use std::{collections::HashMap, ops::Range};
-use zofo_hal::{Error, Result};
+use zofo_hal::Result;
 
 /// Splits that are handed to the simulator at most, should the best ones not fit.
 const CANDIDATES: usize = 32;
@@ -180,7 +180,7 @@ pub(super) fn propose(p: &Problem, below: f64) -> Result<Proposal> {
         ranked = search.run();
     }
     if ranked.is_empty() && below.is_finite() {
-        return Err(Error::invalid("nothing in time"));
+        return Err(nothing_in_time());
     }
     if ranked.is_empty() {
         // The simulation of the best split that ignores memory says which device is short and by how much.

@@ -6,8 +6,8 @@
 //! base pass is repeated on every device instead, and each has to hold all those layers.
 
 use super::{
-    Layout, Member, Method, Problem, Proposal, Split, StageLayout, hybridop,
-    ranked::Ranked,
+    Layout, Member, Method, Problem, Proposal, Split, StageLayout, hybridop, nothing_in_time,
+    ranked::{Ranked, fastest},
     split::{min_max, short_by},
     xronos::{Worker, assign},
 };
@@ -108,48 +108,27 @@ fn search<'a>(p: &'a Problem, method: &'a Method) -> Result<Search<'a>> {
     Ok(Search { p, method, free, exact })
 }
 
-/// No plan of this planner takes less, in seconds.
-pub(super) fn bound(p: &Problem, method: &Method) -> f64 {
-    let Ok(search) = search(p, method) else { return f64::INFINITY };
-    let meets = search.meets();
-    let slowest = |cut: usize| search.cut(cut).map_or(f64::INFINITY, |(_, slowest)| slowest);
-    let cuts = meets.saturating_sub(1).max(1)..(meets + 1).min(p.layers());
-    cuts.map(slowest).fold(f64::INFINITY, f64::min)
-}
-
 /// The best of the few cuts whose slowest device is predicted to be fastest.
 ///
 /// # Errors
 /// As [`search`]; `InvalidArgument` where nothing fits.
-pub(super) fn plan(p: &Problem, method: &Method) -> Result<Proposal> {
+pub(super) fn plan(p: &Problem, method: &Method, below: f64) -> Result<Proposal> {
     let search = search(p, method)?;
     let meets = search.meets();
     let mut ranked = Ranked::new(2 * AROUND);
     for cut in meets.saturating_sub(AROUND).max(1)..(meets + AROUND).min(p.layers()) {
-        if let Some((stages, slowest)) = search.cut(cut) {
+        if let Some((stages, slowest)) = search.cut(cut)
+            && slowest < below
+        {
             ranked.offer(slowest, || Layout::line(stages));
         }
     }
-    let (mut best, mut failure, mut fitting): (Option<Proposal>, _, _) = (None, None, 0);
-    for layout in ranked.into_iter() {
-        match layout.best(p, method) {
-            Ok(outcome) if best.as_ref().is_none_or(|b| outcome.makespan() < b.outcome.makespan()) => {
-                best = Some(Proposal { outcome, method: *method, notes: Vec::new() });
-            }
-            Ok(_) => {}
-            Err(e) => {
-                failure = failure.or(Some(e));
-                continue;
-            }
-        }
-        fitting += 1;
-        if fitting == SIMULATED {
-            break;
-        }
-    }
-    let mut best = best.ok_or_else(|| failure.unwrap_or_else(|| Error::invalid("no cut leaves every device what it can hold")))?;
-    let shares = best.outcome.layout.stages[0].members.iter();
+    let found = fastest(ranked.into_iter(), SIMULATED, |layout| layout.best(p, method))?;
+    let (layout, outcome) = found.ok_or_else(|| match below.is_finite() {
+        true => nothing_in_time(),
+        false => Error::invalid("no cut leaves every device what it can hold"),
+    })?;
     let directions = |m: &Member| format!("{:.0} on {}", m.share * f64::from(method.directions), p.device(m.device).name);
-    best.notes.push(format!("directions: {}", shares.map(directions).collect::<Vec<_>>().join(", ")));
-    Ok(best)
+    let directions: Vec<String> = layout.stages[0].members.iter().map(directions).collect();
+    Ok(Proposal { outcome, method: *method, notes: vec![format!("directions: {}", directions.join(", "))] })
 }

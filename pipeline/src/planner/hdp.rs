@@ -2,8 +2,8 @@
 //! and share the micro-batches of a step.
 
 use super::{
-    Layout, Method, Problem, Proposal, StageLayout, pipelines,
-    ranked::Ranked,
+    Layout, Method, Problem, Proposal, StageLayout, nothing_in_time, pipelines,
+    ranked::{Ranked, fastest},
     shares,
     split::{min_max, short_by},
 };
@@ -18,7 +18,7 @@ use std::{
     ops::Range,
     rc::Rc,
 };
-use zofo_hal::{Error, Result};
+use zofo_hal::Result;
 
 /// More devices than this are grouped by type, not by all set partitions, of which there are 115,975 of ten.
 const ENUMERATED: usize = 10;
@@ -211,30 +211,15 @@ pub(super) fn propose(p: &Problem, below: f64) -> Result<Proposal> {
         }
         false => by_type(&types).iter().for_each(|partition| offer(partition)),
     }
-    let mut best: Option<Proposal> = None;
-    let (mut failure, mut fitting) = (None, 0);
-    for shared in ranked.into_iter() {
-        match layout(&shared).simulate(p, &Method::FROZEN, ScheduleName::OneFOneB) {
-            Ok(outcome) => {
-                fitting += 1;
-                if best.as_ref().is_none_or(|b| outcome.makespan() < b.outcome.makespan()) {
-                    let mut notes = notes.clone();
-                    let groups = shared.iter().map(|(g, n)| format!("{n} micro-batches on {}", p.names(&g.devices)));
-                    notes.push(groups.collect::<Vec<_>>().join("; "));
-                    best = Some(Proposal { outcome, method: Method::FROZEN, notes });
-                }
-            }
-            Err(e) => failure = failure.or(Some(e)),
+    let simulate = |shared: &Shared| layout(shared).simulate(p, &Method::FROZEN, ScheduleName::OneFOneB);
+    match fastest(ranked.into_iter(), SIMULATED, simulate)? {
+        Some((shared, outcome)) => {
+            let groups = shared.iter().map(|(g, n)| format!("{n} micro-batches on {}", p.names(&g.devices)));
+            notes.push(groups.collect::<Vec<_>>().join("; "));
+            Ok(Proposal { outcome, method: Method::FROZEN, notes })
         }
-        if fitting == SIMULATED {
-            break;
-        }
-    }
-    match (best, failure) {
-        (Some(best), _) => Ok(best),
-        (None, Some(e)) => Err(e),
-        (None, None) if below.is_finite() => Err(Error::invalid("nothing in time")),
+        None if below.is_finite() => Err(nothing_in_time()),
         // No group fits: the pipeline of all devices says which is short and by how much.
-        (None, None) => pipelines::line(p, ScheduleName::OneFOneB, pipelines::Cut::MinMax),
+        None => pipelines::line(p, ScheduleName::OneFOneB, pipelines::Cut::MinMax),
     }
 }

@@ -1,6 +1,6 @@
 //! The best few candidates by what a planner predicts, and the first of them that a device's memory allows.
 
-use super::{Layout, Method, Problem, Proposal};
+use super::{Layout, Method, Outcome, Problem, Proposal};
 use crate::order::ScheduleName;
 use zofo_hal::{Error, Result};
 
@@ -38,6 +38,33 @@ impl<T> Ranked<T> {
     /// Best first.
     pub fn into_iter(self) -> impl Iterator<Item = T> {
         self.entries.into_iter().map(|(_, t)| t)
+    }
+}
+
+/// The fastest of the first `most` candidates that fit; `None` where there is none; else what the first lacks.
+pub(super) fn fastest<T>(
+    candidates: impl IntoIterator<Item = T>,
+    most: usize,
+    simulate: impl Fn(&T) -> Result<Outcome>,
+) -> Result<Option<(T, Outcome)>> {
+    let (mut best, mut failure, mut fitting): (Option<(T, Outcome)>, _, _) = (None, None, 0);
+    for candidate in candidates {
+        match simulate(&candidate) {
+            Ok(outcome) => {
+                fitting += 1;
+                if best.as_ref().is_none_or(|(_, b)| outcome.makespan() < b.makespan()) {
+                    best = Some((candidate, outcome));
+                }
+            }
+            Err(e) => failure = failure.or(Some(e)),
+        }
+        if fitting == most {
+            break;
+        }
+    }
+    match (best, failure) {
+        (None, Some(e)) => Err(e),
+        (best, _) => Ok(best),
     }
 }
 

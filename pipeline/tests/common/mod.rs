@@ -89,6 +89,14 @@ pub fn change(before: &HostAdapter, after: &HostAdapter, layers: std::ops::Range
     flat(&before).iter().zip(flat(&after)).map(|(b, a)| f64::from(*b) - f64::from(a)).collect()
 }
 
+/// What a session planned is what it holds after its first step, and ever after.
+pub fn holds_what_it_planned(mut s: Session, steps: &[Vec<Sequence>], what: &str) {
+    let planned = s.planned_bytes().unwrap() as f64;
+    let held: Vec<u64> = steps.iter().map(|b| s.step(b).map(|_| s.device_bytes()).unwrap()).collect();
+    assert!((held[0] as f64 / planned - 1.0).abs() < 0.05, "{what}: {planned} planned, {held:?} held");
+    assert!(held.iter().all(|h| *h == held[0]), "{what}: {held:?}");
+}
+
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

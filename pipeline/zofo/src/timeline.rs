@@ -72,10 +72,15 @@ fn colour(a: &Action) -> &'static str {
     }
 }
 
-/// Bytes as people read them.
-pub(crate) fn bytes(b: f64) -> String {
-    let units = [(1_073_741_824.0, "GiB"), (1_048_576.0, "MiB"), (1024.0, "KiB")];
-    units.iter().find(|(unit, _)| b >= *unit).map_or_else(|| format!("{b:.0} B"), |(unit, name)| format!("{:.1} {name}", b / unit))
+/// Bytes for people.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (n as f64, 0);
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
 /// Text inside a page.
@@ -169,7 +174,6 @@ impl Timeline {
             );
         }
         let cut_off = if left == 0 { format!("<p>The first {MOST} actions are drawn.</p>") } else { String::new() };
-        let height = self.tracks.len() as f64 * ROW;
         format!("<svg class=\"timeline\" viewBox=\"-110 0 {} {}\">{bars}</svg>{cut_off}<p>{LEGEND}</p>", WIDTH + 160.0, height + 24.0)
     }
 }

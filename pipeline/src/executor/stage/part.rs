@@ -10,7 +10,7 @@ use zofo_ops::{
     lora::{Adapters, HostAdapter},
 };
 
-pub(super) struct Part {
+pub(in crate::executor) struct LayerPart {
     whole: ModelConfig,
     shard: Shard,
     peers: Arc<Peers>,
@@ -18,7 +18,7 @@ pub(super) struct Part {
     pub square_sums: Vec<f32>,
 }
 
-impl Part {
+impl LayerPart {
     pub fn new(whole: &ModelConfig, shard: &Shard, peers: Arc<Peers>) -> Self {
         Self { whole: whole.clone(), shard: shard.clone(), peers, square_sums: Vec::new() }
     }

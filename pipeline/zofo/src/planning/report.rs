@@ -19,7 +19,7 @@ pub fn report(p: &Problem, outcome: &Outcome) -> String {
             100.0 * d.busy_s / s.makespan_s.max(f64::MIN_POSITIVE),
             d.communicating_s,
             d.peak_in_flight,
-            if d.peak_memory_bytes > 0.0 { bytes(d.peak_memory_bytes) } else { "-".into() }
+            if d.peak_memory_bytes > 0.0 { bytes(d.peak_memory_bytes as u64) } else { "-".into() }
         );
     }
     let body = format!(

@@ -55,7 +55,7 @@ fn short(entry: &DeviceEntry, memory: u64, takes: &str) -> Error {
 }
 
 fn stages<'a>(entry: &'a DeviceEntry, plan: &'a Plan) -> impl Iterator<Item = &'a StagePlan> {
-    plan.stages.iter().filter(|s| s.members.iter().any(|m| m.device == entry.name))
+    plan.stages.iter().filter(|s| s.has(&entry.name))
 }
 
 /// Bytes of the base weights that a device holds, each once.

@@ -32,14 +32,14 @@ pub(super) fn report(plan: &Plan, summary: &Summary, curves: &str, timeline: Opt
     }
     fact("samples a second", format!("{:.1}", summary.samples_per_second));
     fact("computing, mean over devices and steps", format!("{:.1} % of the time", 100.0 * summary.compute_utilisation));
-    fact("device memory at the peak", bytes(summary.device_peak_bytes as f64));
+    fact("device memory at the peak", bytes(summary.device_peak_bytes));
     let mut clock = String::new();
     if let Some(timeline) = timeline {
         let seconds = timeline.seconds();
         let mut table = String::new();
         for track in &timeline.tracks {
             let busy = track.busy();
-            let stages = plan.stages.iter().filter(|s| s.members.iter().any(|m| m.device == track.name));
+            let stages = plan.stages.iter().filter(|s| s.has(&track.name));
             let holds: Vec<String> = stages.map(|s| format!("{}..{} {}", s.layers.start, s.layers.end, s.role.name())).collect();
             let _ = write!(
                 table,

@@ -172,9 +172,12 @@ impl Trainer {
                 logs.step(&metrics, &journal)?;
             }
             progress.step(&metrics);
-            progress.last = Some(report.timeline.clone());
             let finite = report.loss.is_finite();
-            (self.on_event)(&Event::Step(report));
+            let event = Event::Step(report);
+            (self.on_event)(&event);
+            if let Event::Step(report) = event {
+                progress.last = Some(report.timeline);
+            }
             if !finite {
                 return Err(Error::execution(format!(
                     "the loss of step {} is not a number; lower the learning rates, or compute in f32",
